@@ -1,0 +1,12 @@
+//! pyheap: a heap profiler for running CPython processes, attached from outside.
+//!
+//! The folders of this crate sort in the order in which a sample visits them: [`attach`] finds the interpreter and puts
+//! the shim there, [`collect`] drains its ring, [`frames`] turns raw frames into file, line and function, [`profile`]
+//! writes and reads the files, [`report`] makes answers of them, [`ui`] shows them.
+
+pub mod attach;
+pub mod collect;
+pub mod frames;
+pub mod profile;
+pub mod report;
+pub mod ui;

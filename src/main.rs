@@ -1,0 +1,2 @@
+//! pyheap's command line.
+fn main() {}

@@ -1,0 +1,2 @@
+//! What the user types and sees.
+pub mod cli;
