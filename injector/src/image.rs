@@ -67,7 +67,11 @@ impl Image {
             return Err(ImageError::Unusable("its size is absurd"));
         }
         let mut bytes = vec![0; len as usize];
-        for segment in elf.program_headers.iter().filter(|s| s.p_type == program_header::PT_LOAD) {
+        for segment in elf
+            .program_headers
+            .iter()
+            .filter(|s| s.p_type == program_header::PT_LOAD)
+        {
             let from = segment.p_offset as usize..(segment.p_offset + segment.p_filesz) as usize;
             let to = segment.p_vaddr as usize..(segment.p_vaddr + segment.p_filesz) as usize;
             match (bytes.get_mut(to), file.get(from)) {
@@ -76,7 +80,12 @@ impl Image {
             }
         }
         let mut relocations = Vec::new();
-        for entry in elf.dynrelas.iter().chain(elf.dynrels.iter()).chain(elf.pltrelocs.iter()) {
+        for entry in elf
+            .dynrelas
+            .iter()
+            .chain(elf.dynrels.iter())
+            .chain(elf.pltrelocs.iter())
+        {
             if entry.r_type != reloc::R_X86_64_RELATIVE {
                 return Err(ImageError::Unusable("it has relocations that need symbols"));
             }
@@ -89,7 +98,12 @@ impl Image {
             .ok_or(ImageError::Unusable("it has no header"))?
             .st_value;
         let text = text.ok_or(ImageError::Unusable("it has no text"))?;
-        let image = Self { bytes, relocations, text, header };
+        let image = Self {
+            bytes,
+            relocations,
+            text,
+            header,
+        };
         let header = image.header_at(0)?;
         if header.magic != IDENTITY_MAGIC || header.protocol != u64::from(PROTOCOL) {
             return Err(ImageError::Unusable("it speaks another protocol"));
@@ -128,7 +142,9 @@ impl Image {
     pub fn header_at(&self, base: u64) -> Result<ShimHeader, ImageError> {
         let placed = self.placed_at(base)?;
         let at = self.header as usize;
-        let bytes = placed.get(at..at + size_of::<ShimHeader>()).ok_or(ImageError::Unusable("its header is cut"))?;
+        let bytes = placed
+            .get(at..at + size_of::<ShimHeader>())
+            .ok_or(ImageError::Unusable("its header is cut"))?;
         ShimHeader::read_from_bytes(bytes).map_err(|_| ImageError::Unusable("its header is cut"))
     }
 
@@ -140,7 +156,9 @@ impl Image {
         let mut bytes = self.bytes.clone();
         for &(offset, addend) in &self.relocations {
             let at = offset as usize;
-            let word = bytes.get_mut(at..at + 8).ok_or(ImageError::Unusable("a relocation lies outside"))?;
+            let word = bytes
+                .get_mut(at..at + 8)
+                .ok_or(ImageError::Unusable("a relocation lies outside"))?;
             word.copy_from_slice(base.wrapping_add(addend).as_bytes());
         }
         Ok(bytes)

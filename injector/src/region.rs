@@ -37,7 +37,12 @@ pub struct Sizes {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { live_samples: 1 << 19, ring_bytes: 1 << 20, codes: 1 << 14, stacks: 1 << 15 }
+        Self {
+            live_samples: 1 << 19,
+            ring_bytes: 1 << 20,
+            codes: 1 << 14,
+            stacks: 1 << 15,
+        }
     }
 }
 
@@ -81,6 +86,16 @@ impl Plan {
         let scratch = stacks + pages(sizes.stacks * size_of::<KnownStack>() as u64);
         let ring = scratch + pages(MAX_FRAMES as u64 * 8);
         let len = ring + pages(sizes.ring_bytes);
-        Self { sizes, image: at_image, xsave, slab, codes, stacks, scratch, ring, len }
+        Self {
+            sizes,
+            image: at_image,
+            xsave,
+            slab,
+            codes,
+            stacks,
+            scratch,
+            ring,
+            len,
+        }
     }
 }

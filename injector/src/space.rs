@@ -25,11 +25,20 @@ pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
 pub fn gap(maps: &[MemoryMap], len: u64, salt: u64) -> Option<u64> {
     let mut largest = (0, 0);
     let mut end = USER_START;
-    for start in maps.iter().map(|m| m.address.0).filter(|&s| s < USER_END).chain([USER_END]) {
+    for start in maps
+        .iter()
+        .map(|m| m.address.0)
+        .filter(|&s| s < USER_END)
+        .chain([USER_END])
+    {
         if start > end && start - end > largest.1 {
             largest = (end, start - end);
         }
-        end = end.max(maps.iter().find(|m| m.address.0 == start).map_or(start, |m| m.address.1));
+        end = end.max(
+            maps.iter()
+                .find(|m| m.address.0 == start)
+                .map_or(start, |m| m.address.1),
+        );
     }
     let (start, room) = largest;
     if room / 4 < len {
@@ -60,20 +69,35 @@ pub fn largest_tail(memory: &ProcessMemory, maps: &[MemoryMap], program: Option<
             continue;
         }
         let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
-        let stays = ["libpython", "libc.so", "libc-", "ld-linux", "ld-musl", "ld-2", "libpthread", "libm.so", "libm-"]
-            .iter()
-            .any(|prefix| name.starts_with(prefix));
+        let stays = [
+            "libpython",
+            "libc.so",
+            "libc-",
+            "ld-linux",
+            "ld-musl",
+            "ld-2",
+            "libpthread",
+            "libm.so",
+            "libm-",
+        ]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
         let is_program = program == Some((map.dev.0, map.dev.1, map.inode));
         if !stays && !is_program {
             continue;
         }
         let page = map.address.1 - PAGE;
-        let Ok(bytes) = memory.read_vec(RemoteAddr(page), PAGE as usize) else { continue };
+        let Ok(bytes) = memory.read_vec(RemoteAddr(page), PAGE as usize) else {
+            continue;
+        };
         let zeros = bytes.iter().rev().take_while(|&&b| b == 0).count() as u64;
         // Leave the first zeros alone: they may be operands of the last instruction.
         let start = (map.address.1 - zeros + 32).next_multiple_of(16);
         if start < map.address.1 && best.is_none_or(|b| b.len < map.address.1 - start) {
-            best = Some(Tail { start, len: map.address.1 - start });
+            best = Some(Tail {
+                start,
+                len: map.address.1 - start,
+            });
         }
     }
     best

@@ -43,8 +43,10 @@ pub struct Identity {
     pub stub: u64,
     /// Addresses of the three live `PyMemAllocatorEx` (raw, mem, obj), 0 where not known yet.
     pub allocators: [u64; 3],
+    /// Area for extended registers; the private stack ends there.
+    pub xsave: u64,
 }
-const _: () = assert!(size_of::<Identity>() == 128);
+const _: () = assert!(size_of::<Identity>() == 136);
 
 /// Where the parts of the shim's image are, filled by its own relocations.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -390,8 +392,8 @@ pub struct Control {
 const CONTROL_HEAD: usize =
     64 * 6 + size_of::<Counters>() + 16 + DEFERRED * 8 + size_of::<Config>() + 14 * 8 + SLOTS * 64 + BUCKETS * 4;
 const CONTROL_FILL: usize = (CONTROL_HEAD.next_multiple_of(4096) - CONTROL_HEAD) / 8;
-const _: () = assert!(size_of::<Control>() % 4096 == 0);
-const _: () = assert!(core::mem::offset_of!(Control, slots) % 64 == 0);
+const _: () = assert!(size_of::<Control>().is_multiple_of(4096));
+const _: () = assert!(core::mem::offset_of!(Control, slots).is_multiple_of(64));
 
 /// The value of [`Control::hint`]'s low bits that says "the outer wrapper has counted this already".
 pub const HINT_SKIP: u64 = 7;

@@ -20,7 +20,11 @@ use crate::record::Head;
 pub const fn reserve(head: u64, len: u64, ring_len: u64) -> (u64, u64) {
     let offset = head & (ring_len - 1);
     let to_end = ring_len - offset;
-    if len <= to_end { (0, len) } else { (to_end, to_end + len) }
+    if len <= to_end {
+        (0, len)
+    } else {
+        (to_end, to_end + len)
+    }
 }
 
 /// True when `total` more bytes fit.

@@ -167,7 +167,10 @@ impl Code {
             self.put(&[0x48, 0xb8 + number as u8]);
             self.put_u64(value);
         }
-        for (number, value) in [to.r8, to.r9, to.r10, to.r11, to.r12, to.r13, to.r14, to.r15].into_iter().enumerate() {
+        for (number, value) in [to.r8, to.r9, to.r10, to.r11, to.r12, to.r13, to.r14, to.r15]
+            .into_iter()
+            .enumerate()
+        {
             self.put(&[0x49, 0xb8 + number as u8]);
             self.put_u64(value);
         }
@@ -180,7 +183,10 @@ impl Code {
 /// `stub`.
 #[must_use]
 pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registers) {
-    let mut code = Code { bytes: [0xcc; STUB_BYTES], len: 0 };
+    let mut code = Code {
+        bytes: [0xcc; STUB_BYTES],
+        len: 0,
+    };
     let mut enter = *back;
     enter.rip = stub;
     enter.orig_rax = u64::MAX;
@@ -214,7 +220,14 @@ pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registe
             code.land(done);
             code.land(failed);
         }
-        Job::Call { text, text_len, function, xsave, status, refused } => {
+        Job::Call {
+            text,
+            text_len,
+            function,
+            xsave,
+            status,
+            refused,
+        } => {
             enter.rax = SYS_MPROTECT;
             enter.rdi = text;
             enter.rsi = text_len;
@@ -264,8 +277,8 @@ pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registe
 #[must_use]
 pub fn touches(regs: &Registers, range: &std::ops::Range<u64>) -> bool {
     [
-        regs.rip, regs.rax, regs.rbx, regs.rcx, regs.rdx, regs.rsi, regs.rdi, regs.rbp, regs.r8, regs.r9, regs.r10, regs.r11,
-        regs.r12, regs.r13, regs.r14, regs.r15,
+        regs.rip, regs.rax, regs.rbx, regs.rcx, regs.rdx, regs.rsi, regs.rdi, regs.rbp, regs.r8, regs.r9, regs.r10,
+        regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
     ]
     .iter()
     .any(|value| range.contains(value))
@@ -320,8 +333,19 @@ mod tests {
     #[test]
     fn every_stub_fits_its_slot() {
         for job in [
-            Job::Map { address: 1, len: 2, nonce: 3 },
-            Job::Call { text: 1, text_len: 2, function: 3, xsave: 4, status: 5, refused: 6 },
+            Job::Map {
+                address: 1,
+                len: 2,
+                nonce: 3,
+            },
+            Job::Call {
+                text: 1,
+                text_len: 2,
+                function: 3,
+                xsave: 4,
+                status: 5,
+                refused: 6,
+            },
             Job::Unmap { address: 1, len: 2 },
         ] {
             let mut back = registers();
