@@ -8,7 +8,7 @@
 //! What it refuses, in one line that says what was found: other versions, free-threaded builds, PyPy and MicroPython,
 //! 32-bit programs, interpreters without any symbol, and a process that has two running interpreters.
 
-use super::elf::{ElfError, Symbol};
+use super::elf::{ElfError, Symbol, parse_version};
 use super::module::{MappedFile, Module, ModuleError};
 use super::{process, unsupported};
 use crate::frames::dwarf::Structs;
@@ -25,6 +25,9 @@ use std::path::PathBuf;
 const MAX_OTHER_MODULES: usize = 512;
 /// So many descendants of a process that is no Python are looked at.
 const MAX_DESCENDANTS: usize = 256;
+
+/// The writable data of an interpreter is below 2 MB, that of a large program it is linked into some 10 MB.
+const MAX_DATA_BYTES: usize = 64 << 20;
 
 /// All symbols that are looked up.
 const SYMBOLS: &[&str] = &[
@@ -329,7 +332,7 @@ fn examine(pid: i32, file: &MappedFile) -> Result<Option<Interpreter>, FindError
         (None, Some(at)) => Some(PyVersion::from_hex(
             mem.read_u32(module.remote(at.address)).map_err(memory)?,
         )),
-        (None, None) => version_before_3_11(&symbols, &strings()),
+        (None, None) => version_before_3_11(&symbols, &module, &mem),
     };
     let Some(version) = version else {
         return Err(unsupported::unknown_version(&file.name()));
@@ -390,9 +393,9 @@ fn choose_layout(
     })
 }
 
-/// Up to 3.10 there is no version in memory. Functions that came with a minor version tell it, the version string in
-/// the read-only data the patch level.
-fn version_before_3_11(symbols: &HashMap<&str, Symbol>, strings: &[PyVersion]) -> Option<PyVersion> {
+/// Up to 3.10 there is no version number in memory. Functions that came with a minor version tell that, and the text
+/// that `Py_GetVersion` has made when Python started tells the patch level.
+fn version_before_3_11(symbols: &HashMap<&str, Symbol>, module: &Module, mem: &impl RemoteMemory) -> Option<PyVersion> {
     let has = |name| symbols.contains_key(name);
     let minor = if has("PyIter_Send") {
         10
@@ -404,11 +407,37 @@ fn version_before_3_11(symbols: &HashMap<&str, Symbol>, strings: &[PyVersion]) -
         7
     } else {
         // Nothing is exported: the string must do, if there is only one that can be meant.
+        let strings = module.elf.version_strings().unwrap_or_default();
         let mut possible = strings.iter().filter(|v| v.is_supported());
         return possible.next().copied().filter(|_| possible.next().is_none());
     };
-    let said = strings.iter().find(|v| (v.major, v.minor) == (3, minor));
-    Some(said.copied().unwrap_or(PyVersion::new(3, minor, 0)))
+    let said = version_text(module, mem, minor);
+    Some(said.unwrap_or(PyVersion::new(3, minor, 0)))
+}
+
+/// Looks for `3.8.18 (default, ` in the module's writable data.
+fn version_text(module: &Module, mem: &impl RemoteMemory, minor: u8) -> Option<PyVersion> {
+    const LONGEST: usize = 16;
+    let start = format!("\x003.{minor}.");
+    for range in module.writable() {
+        let len = usize::try_from(range.end - range.start)
+            .ok()
+            .filter(|len| *len <= MAX_DATA_BYTES)?;
+        let Ok(bytes) = mem.read_vec(RemoteAddr(range.start), len) else {
+            continue;
+        };
+        let text = bytes
+            .windows(LONGEST)
+            .filter(|window| window.starts_with(start.as_bytes()));
+        let versions = text.filter_map(|window| {
+            let window = std::str::from_utf8(window.get(1..)?).ok()?;
+            parse_version(window.split_once(" (")?.0)
+        });
+        if let Some(version) = { versions }.next() {
+            return Some(version);
+        }
+    }
+    None
 }
 
 impl Symbols {
