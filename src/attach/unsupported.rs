@@ -1,0 +1,94 @@
+//! What is found in a process but cannot be profiled, each in one sentence that says what it is.
+
+use super::interpreter::FindError;
+use super::module::MappedFile;
+use crate::frames::PyVersion;
+use std::path::Path;
+
+/// The end of the sentence for other versions.
+const VERSIONS: &str = ": 3.8 to 3.13 are";
+/// The end of the sentence for versions to come.
+const NOT_YET: &str = " yet: 3.8 to 3.13 are";
+/// The end of the sentence for other implementations.
+const OTHER_IMPLEMENTATION: &str = ": pyheap profiles CPython only";
+/// The end of the sentence for a program that tells nothing.
+const NO_SYMBOLS: &str = ": it exports no symbols to find the interpreter by";
+
+fn refuse(found: impl Into<String>, hint: &'static str) -> FindError {
+    FindError::Unsupported {
+        found: found.into(),
+        hint,
+    }
+}
+
+/// Other implementations are known by the names of their files.
+pub(super) fn by_name(exe: &Path, files: &[MappedFile]) -> Result<(), FindError> {
+    let exe = exe.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let maps = |prefix: &str| {
+        files
+            .iter()
+            .any(|file| file.executable && file.name().starts_with(prefix))
+    };
+    let name = if exe.starts_with("pypy") || maps("libpypy") {
+        "PyPy"
+    } else if exe.starts_with("micropython") {
+        "MicroPython"
+    } else if exe.starts_with("graalpy") || maps("libpythonvm") {
+        "GraalPy"
+    } else {
+        return Ok(());
+    };
+    Err(refuse(name, OTHER_IMPLEMENTATION))
+}
+
+/// Other versions and other builds of CPython.
+pub(super) fn by_version(version: PyVersion, free_threaded: bool) -> Result<(), FindError> {
+    let later = (version.major, version.minor) > (3, 13);
+    let kind = if free_threaded { ", free-threaded," } else { "" };
+    if !version.is_supported() {
+        let hint = if later { NOT_YET } else { VERSIONS };
+        return Err(refuse(format!("Python {version}{kind}"), hint));
+    }
+    if free_threaded {
+        let found = format!("the free-threaded build of Python {version}");
+        return Err(refuse(found, " yet: default builds are"));
+    }
+    Ok(())
+}
+
+/// It has the C API but no `_PyRuntime`: Python 2, or 3.6 and older.
+pub(super) fn old(strings: &[PyVersion], file: &str) -> FindError {
+    let is_old = |v: &&PyVersion| (v.major, v.minor) <= (3, 6) && (v.major, v.minor) >= (2, 5);
+    let version = strings
+        .iter()
+        .filter(is_old)
+        .find(|v| file.contains(&format!("{}.{}", v.major, v.minor)));
+    match version {
+        Some(version) => refuse(format!("Python {version}"), VERSIONS),
+        None => refuse(format!("the Python in {file}, older than 3.7,"), VERSIONS),
+    }
+}
+
+/// A file that neither exports the C API nor `_PyRuntime`; a Python all the same if it says so.
+pub(super) fn hidden(strings: &[PyVersion], file: &str) -> Option<FindError> {
+    let version = strings.iter().find(|v| v.major == 3 && v.minor >= 5);
+    match version {
+        Some(version) if file.starts_with("python") || file.starts_with("libpython") => {
+            Some(refuse(format!("Python {version} in {file}"), NO_SYMBOLS))
+        }
+        _ => None,
+    }
+}
+
+/// It has `_PyRuntime`, but nothing says which version it is.
+pub(super) fn unknown_version(file: &str) -> FindError {
+    refuse(format!("the Python in {file}, of unknown version,"), NO_SYMBOLS)
+}
+
+/// The file is for another kind of machine than this one.
+pub(super) fn other_machine(file: &str) -> FindError {
+    refuse(
+        format!("the 32-bit program {file}"),
+        ": pyheap profiles 64-bit processes only",
+    )
+}
