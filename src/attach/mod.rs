@@ -11,8 +11,10 @@ pub mod interpreter;
 pub mod module;
 pub mod preflight;
 pub mod process;
+pub mod session;
 mod unsupported;
 
 pub use candidates::Candidate;
 pub use interpreter::{FindError, Interpreter};
+pub use session::{AttachError, Session};
 pub use preflight::{Refusal, Target};
