@@ -112,18 +112,47 @@ fn mode(domain: u8) -> &'static core::sync::atomic::AtomicU32 {
     }
 }
 
+/// Bytes of a function's start that are looked at.
+const HEAD: u64 = 160;
+
 /// True if `a` can be bare pymalloc, whose functions serve both domains, need no context, lie in the interpreter and
-/// compare the request with 512 near their start. Every sampled request proves it again (see `hooks`).
+/// compare the request with 512 near their start, or in a function that is called there (3.8). Every sampled request
+/// proves it again (see `hooks`).
 fn looks_like_pymalloc(a: &Allocator, other: &Allocator, raw: &Allocator) -> bool {
     let [malloc, ..] = a.functions;
-    let inside = malloc.wrapping_sub(config!(text)) < config!(text_len).saturating_sub(512);
-    if a.ctx != 0 || a.functions != other.functions || a.functions == raw.functions || !inside {
+    if a.ctx != 0 || a.functions != other.functions || a.functions == raw.functions || !in_text(malloc) {
         return false;
     }
     let mut at = 0;
-    while at < 160 {
-        // SAFETY: `malloc + 164` lies within the interpreter's text, which is readable.
-        let immediate = unsafe { ((malloc + at) as *const u32).read_unaligned() };
+    while at < HEAD {
+        // SAFETY: `in_text` left room for `HEAD` bytes and more behind `malloc`.
+        let (opcode, operand) = unsafe {
+            (
+                *((malloc + at) as *const u8),
+                ((malloc + at + 1) as *const i32).read_unaligned(),
+            )
+        };
+        const CALL: u8 = 0xE8;
+        let callee = (malloc + at + 5).wrapping_add(operand as u64);
+        if opcode == CALL && in_text(callee) && compares_with_512(callee) {
+            return true;
+        }
+        at += 1;
+    }
+    compares_with_512(malloc)
+}
+
+/// True if `address` and what [`looks_like_pymalloc`] reads behind it lie in the interpreter's text.
+fn in_text(address: u64) -> bool {
+    address.wrapping_sub(config!(text)) < config!(text_len).saturating_sub(2 * HEAD)
+}
+
+/// True if the start of the function at `address`, which is `in_text`, has 511 or 512 as a 32-bit operand.
+fn compares_with_512(address: u64) -> bool {
+    let mut at = 0;
+    while at < HEAD {
+        // SAFETY: by the caller.
+        let immediate = unsafe { ((address + at) as *const u32).read_unaligned() };
         if immediate == 511 || immediate == 512 {
             return true;
         }
