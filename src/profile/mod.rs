@@ -1,1 +1,9 @@
-//! (skeleton)
+//! Profiles on disk: the heapprof files that a recording writes, and what can be read from them.
+//!
+//! [`writer`] makes them, [`reader`] opens them, [`digest`] condenses a finished run into snapshots. The files are those
+//! of the original heapprof, plus a sidecar of facts that those cannot hold; `docs/format.md` has them byte by byte.
+//! Nothing here knows a process: it is told sizes, times and names, and gives them back.
+
+pub mod format;
+pub mod names;
+pub mod sampling;
