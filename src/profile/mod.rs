@@ -5,5 +5,8 @@
 //! Nothing here knows a process: it is told sizes, times and names, and gives them back.
 
 pub mod format;
+pub mod model;
 pub mod names;
 pub mod sampling;
+pub mod sidecar;
+pub mod writer;
