@@ -5,8 +5,12 @@
 //! Nothing here knows a process: it is told sizes, times and names, and gives them back.
 
 pub mod format;
+pub mod hpd;
+pub mod hpm;
+pub mod live;
 pub mod model;
 pub mod names;
+pub mod reader;
 pub mod sampling;
 pub mod sidecar;
 pub mod writer;

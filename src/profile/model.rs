@@ -38,6 +38,8 @@ pub struct Event {
     pub is_free: bool,
     /// Bytes the program asked for, not scaled.
     pub size: u64,
+    /// Whether it is a further piece of the block in the event before, and so no object of its own.
+    pub continues: bool,
 }
 
 impl Event {
