@@ -4,7 +4,9 @@
 //! of the original heapprof, plus a sidecar of facts that those cannot hold; `docs/format.md` has them byte by byte.
 //! Nothing here knows a process: it is told sizes, times and names, and gives them back.
 
+pub mod digest;
 pub mod format;
+pub mod hpc;
 pub mod hpd;
 pub mod hpm;
 pub mod live;
