@@ -101,10 +101,11 @@ impl Tally {
                 ..Live::default()
             };
         } else {
-            live.bytes -= bytes;
-            live.objects -= objects;
-            live.bytes_variance -= bytes_variance;
-            live.objects_variance -= objects_variance;
+            // Below 0 only by rounding, or by a free of another size than its allocation in a damaged file.
+            live.bytes = (live.bytes - bytes).max(0.0);
+            live.objects = (live.objects - objects).max(0.0);
+            live.bytes_variance = (live.bytes_variance - bytes_variance).max(0.0);
+            live.objects_variance = (live.objects_variance - objects_variance).max(0.0);
             live.sampled -= count;
             live.sampled_bytes = live.sampled_bytes.saturating_sub(event.size);
         }
