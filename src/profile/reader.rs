@@ -87,7 +87,7 @@ pub struct Reader {
 impl Reader {
     /// Opens the profile that `given` names: a filebase, or any of its files, in either spelling.
     pub fn open(given: &Path) -> Result<Self, ReadError> {
-        let names = ProfileNames::find(given).ok_or_else(|| ReadError::NotFound(given.to_owned()))?;
+        let names = ProfileNames::find(given).ok_or_else(|| not_found(given))?;
         let path = names.path(Part::Traces);
         let mut traces = match TraceFile::parse(&read(&path)?) {
             Ok(traces) => traces,
@@ -296,6 +296,15 @@ impl Reader {
             total,
             unmatched_frees: tally.unmatched_frees(),
         })
+    }
+}
+
+/// There is no profile of this name; or there may be one, in a directory that may not be searched.
+fn not_found(given: &Path) -> ReadError {
+    let path = ProfileNames::new(given, Default::default()).path(Part::Traces);
+    match std::fs::metadata(&path) {
+        Err(source) if source.kind() == io::ErrorKind::PermissionDenied => ReadError::Io { path, source },
+        _ => ReadError::NotFound(given.to_owned()),
     }
 }
 

@@ -398,3 +398,54 @@ impl Output {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that is always full, and then a disk with room.
+    #[test]
+    fn what_did_not_fit_is_written_later() {
+        let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut output = Output {
+            path: "full".into(),
+            file,
+            written: 0,
+            buffer: Vec::new(),
+            ends: Vec::new(),
+        };
+        output.record(|out| out.extend_from_slice(b"first"));
+        output.record(|out| out.extend_from_slice(b"second"));
+        let error = output.flush().unwrap_err();
+        assert!(matches!(error, WriteError::Write { ref source, .. } if source.kind() == io::ErrorKind::StorageFull));
+        assert_eq!((output.written, output.ends.len()), (0, 2));
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("roomy");
+        output.file = File::create(&path).unwrap();
+        output.flush().unwrap();
+        output.record(|out| out.extend_from_slice(b"third"));
+        output.flush().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"firstsecondthird");
+        assert!(output.buffer.is_empty() && output.ends.is_empty() && output.written == 16);
+    }
+
+    #[test]
+    fn absurd_sizes_are_not_cut_in_billions_of_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().join("run");
+        let facts = Facts::default();
+        let mut writer = ProfileWriter::create(&base, SuffixStyle::Underscore, UNIX_EPOCH, 1 << 26, &facts).unwrap();
+        writer.alloc(Duration::ZERO, 0, u64::MAX, AllocDetail::default());
+        assert_eq!(writer.event_count(), 1);
+        writer.alloc(Duration::ZERO, 0, MAX_EVENT_BYTES, AllocDetail::default());
+        assert_eq!(writer.event_count(), 2);
+        writer.alloc(Duration::ZERO, 0, MAX_EVENT_BYTES + 1, AllocDetail::default());
+        assert_eq!(writer.event_count(), 4);
+        // A table that reaches above half the limit leaves no room for pieces that are certain to be recorded.
+        let mut coarse =
+            ProfileWriter::create(&dir.path().join("c"), SuffixStyle::Plain, UNIX_EPOCH, 1 << 30, &facts).unwrap();
+        coarse.alloc(Duration::ZERO, 0, 1 << 33, AllocDetail::default());
+        assert_eq!(coarse.event_count(), 1);
+    }
+}
