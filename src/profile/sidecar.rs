@@ -459,6 +459,21 @@ mod tests {
         );
     }
 
+    /// The example in the documentation is what this module reads.
+    #[test]
+    fn the_documented_example_is_understood() {
+        let text = include_str!("../../docs/format.md");
+        let begin = text.find("{\"pyheap\":1").unwrap();
+        let example = &text[begin..begin + text[begin..].find("```").unwrap()];
+        let read = Sidecar::parse(example.as_bytes()).unwrap();
+        assert_eq!((read.skipped_lines, read.header.facts.pid), (0, Some(4242)));
+        assert_eq!(
+            (read.traces[&1].as_slice(), read.origins[&1][0].thread),
+            (&[(0, 7), (1, 3)][..], 4242)
+        );
+        assert_eq!(read.end.unwrap().describe(), "the target exited with code 0");
+    }
+
     #[test]
     fn a_newer_format_says_so() {
         assert_eq!(
