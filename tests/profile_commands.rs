@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
+use pyheap::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use pyheap::profile::hpc::Digest;
 use pyheap::profile::names::SuffixStyle;
 use pyheap::profile::reader::Reader;
-use pyheap::profile::sidecar::{EndReason, Facts, Losses, MemorySample};
 use pyheap::profile::writer::{AllocDetail, Frame, ProfileWriter};
 use pyheap::report::flame::collapsed;
 use serde_json::Value;

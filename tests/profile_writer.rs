@@ -7,11 +7,11 @@ use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 use pyheap::profile::digest::{DigestMode, make_digest};
+use pyheap::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use pyheap::profile::hpc::Digest;
 use pyheap::profile::names::{Part, SuffixStyle};
 use pyheap::profile::reader::Reader;
 use pyheap::profile::sampling::Weights;
-use pyheap::profile::sidecar::{EndReason, Facts, Losses, MemorySample};
 use pyheap::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
 use serde_json::Value;
 

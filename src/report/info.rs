@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::human::{Human, bytes, clean, count, exact_bytes};
+use crate::profile::facts::{End, Facts, Losses, MemorySample};
 use crate::profile::model::Live;
-use crate::profile::sidecar::{End, Facts, Losses, MemorySample};
 
 /// A file of the profile.
 #[derive(Debug, Clone, Serialize)]
