@@ -7,11 +7,11 @@ use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 use pyheap::profile::digest::{DigestMode, make_digest};
+use pyheap::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use pyheap::profile::hpc::Digest;
 use pyheap::profile::names::{Part, SuffixStyle};
 use pyheap::profile::reader::Reader;
 use pyheap::profile::sampling::Weights;
-use pyheap::profile::sidecar::{EndReason, Facts, Losses, MemorySample};
 use pyheap::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
 use serde_json::Value;
 
@@ -367,4 +367,34 @@ fn sh_counts_kibibytes() -> bool {
             .status()
             .unwrap()
             .success()
+}
+
+/// A reader that is open while the recording goes on sees one consistent state.
+#[test]
+fn a_growing_profile_is_read_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("run");
+    let mut writer = create(&base, SuffixStyle::Underscore, 1);
+    let mut readers = Vec::new();
+    for number in 1..=20 {
+        let trace = writer.add_trace(&[frame("a.py", number, "f")]).unwrap();
+        writer.alloc(
+            Duration::from_secs(u64::from(number)),
+            trace,
+            100,
+            AllocDetail::default(),
+        );
+        writer.flush().unwrap();
+        readers.push(Reader::open(&base).unwrap());
+    }
+    for (reader, number) in readers.iter().zip(1..) {
+        let scan = reader.scan().unwrap();
+        assert_eq!(
+            (scan.events, reader.trace_count(), scan.unknown_traces),
+            (number, number as u32, 0)
+        );
+        assert_eq!((reader.elapsed().unwrap().as_secs(), scan.is_cut), (number, false));
+        assert_eq!(reader.live_at(None).unwrap().total.bytes, 100.0 * number as f64);
+        assert!(reader.sidecar().unwrap().end.is_none());
+    }
 }

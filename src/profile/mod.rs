@@ -5,6 +5,8 @@
 //! Nothing here knows a process: it is told sizes, times and names, and gives them back.
 
 pub mod digest;
+mod digest_file;
+pub mod facts;
 pub mod format;
 pub mod hpc;
 pub mod hpd;
@@ -12,6 +14,7 @@ pub mod hpm;
 pub mod live;
 pub mod model;
 pub mod names;
+mod output;
 pub mod reader;
 pub mod sampling;
 pub mod sidecar;

@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Take};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -74,10 +74,11 @@ pub struct LiveSet {
     pub unmatched_frees: u64,
 }
 
-/// An open profile.
+/// An open profile, as it was when it was opened: what is recorded afterwards is not seen.
 #[derive(Debug)]
 pub struct Reader {
     names: ProfileNames,
+    events_len: u64,
     traces: TraceFile,
     sidecar: Option<Sidecar>,
     warnings: Vec<String>,
@@ -87,18 +88,20 @@ pub struct Reader {
 impl Reader {
     /// Opens the profile that `given` names: a filebase, or any of its files, in either spelling.
     pub fn open(given: &Path) -> Result<Self, ReadError> {
-        let names = ProfileNames::find(given).ok_or_else(|| ReadError::NotFound(given.to_owned()))?;
+        let names = ProfileNames::find(given).ok_or_else(|| not_found(given))?;
+        // The length of the events is taken before the traces are read: a recorder writes traces first, so the traces of
+        // all events up to there are found, however much is written meanwhile.
+        let events_len = events_len(&names.path(Part::Events))?;
         let path = names.path(Part::Traces);
         let mut traces = match TraceFile::parse(&read(&path)?) {
             Ok(traces) => traces,
             Err(source) => return Err(ReadError::Header { path, source }),
         };
-        let events = names.path(Part::Events);
-        File::open(&events).map_err(|source| ReadError::Io { path: events, source })?;
         let mut warnings = std::mem::take(&mut traces.warnings);
         let sidecar = open_sidecar(&names.path(Part::Sidecar), &traces, &mut warnings);
         Ok(Self {
             names,
+            events_len,
             traces,
             sidecar,
             warnings,
@@ -229,8 +232,8 @@ impl Reader {
             .then_some(frames)
     }
 
-    /// The events from the first on; each call opens the file anew.
-    pub fn events(&self) -> Result<Events<File>, ReadError> {
+    /// The events from the first to the last that was written when the profile was opened; each call opens the file anew.
+    pub fn events(&self) -> Result<Events<Take<File>>, ReadError> {
         let pieces = self
             .sidecar
             .as_ref()
@@ -240,13 +243,14 @@ impl Reader {
     }
 
     /// The records of the .hpd as they are.
-    pub fn raw_events(&self) -> Result<RawEvents<File>, ReadError> {
+    pub fn raw_events(&self) -> Result<RawEvents<Take<File>>, ReadError> {
         Ok(RawEvents::new(self.open_events()?))
     }
 
-    fn open_events(&self) -> Result<File, ReadError> {
+    fn open_events(&self) -> Result<Take<File>, ReadError> {
         let path = self.names.path(Part::Events);
-        File::open(&path).map_err(|source| ReadError::Io { path, source })
+        let file = File::open(&path).map_err(|source| ReadError::Io { path, source })?;
+        Ok(file.take(self.events_len))
     }
 
     /// Reads all events and tells about them; the answer is kept.
@@ -297,6 +301,23 @@ impl Reader {
             unmatched_frees: tally.unmatched_frees(),
         })
     }
+}
+
+/// There is no profile of this name; or there may be one, in a directory that may not be searched.
+fn not_found(given: &Path) -> ReadError {
+    let path = ProfileNames::new(given, Default::default()).path(Part::Traces);
+    match std::fs::metadata(&path) {
+        Err(source) if source.kind() == io::ErrorKind::PermissionDenied => ReadError::Io { path, source },
+        _ => ReadError::NotFound(given.to_owned()),
+    }
+}
+
+fn events_len(path: &Path) -> Result<u64, ReadError> {
+    let found = File::open(path).and_then(|file| file.metadata());
+    found.map(|found| found.len()).map_err(|source| ReadError::Io {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ReadError> {

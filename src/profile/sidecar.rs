@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
+use super::facts::{End, Facts, Losses, MemorySample};
 use super::model::Function;
 
 /// The version in the first line. It changes when old readers would misunderstand new lines; new fields and new kinds
@@ -16,42 +17,6 @@ pub const SIDECAR_FORMAT: u32 = 1;
 
 /// The number of a domain that is not known.
 pub const DOMAIN_UNKNOWN: u8 = u8::MAX;
-
-/// What is known of the target when a recording starts. Unknown facts are `None` or empty, never guessed.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Facts {
-    /// Process id of the target, as the recorder sees it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// Its executable.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub exe: Option<String>,
-    /// Its command line.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub cmdline: Vec<String>,
-    /// Version of its interpreter, for example `3.11.7`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub python: Option<String>,
-    /// Its C library, for example `glibc 2.36`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub libc: Option<String>,
-    /// Name of the host.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host: Option<String>,
-    /// Names of the allocator domains that were hooked, for example `raw`, `mem`, `obj`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub domains: Vec<String>,
-    /// How long the target stood still while the hooks were installed, in microseconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub attach_stop_micros: Option<u64>,
-    /// Version of pyheap that recorded.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pyheap_version: Option<String>,
-    /// Anything else worth showing, by name.
-    #[serde(flatten)]
-    pub more: BTreeMap<String, serde_json::Value>,
-}
 
 /// The first line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -66,129 +31,6 @@ pub struct Header {
     pub period_bytes: u64,
     /// About the target.
     pub facts: Facts,
-}
-
-/// Memory of the target at one moment, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct MemorySample {
-    /// Resident set size.
-    pub rss: u64,
-    /// Proportional set size.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pss: Option<u64>,
-    /// Resident anonymous memory.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub anon: Option<u64>,
-    /// Resident file-backed memory.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub file: Option<u64>,
-    /// Memory swapped out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub swap: Option<u64>,
-}
-
-/// What was lost since the start, by reason (for example `samples_dropped`, `frees_late`, `unknown_stacks`). Counters
-/// only grow; the last line counts.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Losses(pub BTreeMap<String, u64>);
-
-impl Losses {
-    /// Whether nothing was lost.
-    pub fn is_empty(&self) -> bool {
-        self.0.values().all(|count| *count == 0)
-    }
-}
-
-/// Why a recording ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EndReason {
-    /// The user stopped it.
-    Stopped,
-    /// The requested duration was over.
-    DurationReached,
-    /// The target exited by itself.
-    TargetExited {
-        /// Its exit code, if it could be learned.
-        code: Option<i32>,
-    },
-    /// A signal ended the target.
-    TargetKilled {
-        /// Its number.
-        signal: i32,
-    },
-    /// The target replaced itself by another program (`execve`).
-    TargetReplaced,
-    /// The recording could not go on.
-    Failed {
-        /// The error and its causes.
-        error: String,
-    },
-}
-
-/// The last line: when and why the recording ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
-    /// Microseconds since the start.
-    pub at: u64,
-    /// A word for the reason.
-    pub reason: String,
-    /// Exit code of the target.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub code: Option<i32>,
-    /// The signal that ended the target.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub signal: Option<i32>,
-    /// The error that ended the recording.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-}
-
-impl End {
-    /// The line for `reason` at `at` microseconds.
-    pub fn new(at: u64, reason: &EndReason) -> Self {
-        let mut end = Self {
-            at,
-            reason: String::new(),
-            code: None,
-            signal: None,
-            error: None,
-        };
-        end.reason = match reason {
-            EndReason::Stopped => "stopped",
-            EndReason::DurationReached => "duration-reached",
-            EndReason::TargetExited { code } => {
-                end.code = *code;
-                "target-exited"
-            }
-            EndReason::TargetKilled { signal } => {
-                end.signal = Some(*signal);
-                "target-killed"
-            }
-            EndReason::TargetReplaced => "target-replaced",
-            EndReason::Failed { error } => {
-                end.error = Some(error.clone());
-                "failed"
-            }
-        }
-        .to_owned();
-        end
-    }
-
-    /// For people.
-    pub fn describe(&self) -> String {
-        match (self.reason.as_str(), self.code, self.signal, &self.error) {
-            ("stopped", ..) => "stopped by the user".to_owned(),
-            ("duration-reached", ..) => "the requested duration was over".to_owned(),
-            ("target-exited", Some(code), ..) => format!("the target exited with code {code}"),
-            ("target-exited", ..) => "the target exited".to_owned(),
-            ("target-killed", _, Some(signal), _) => format!("signal {signal} ended the target"),
-            ("target-replaced", ..) => "the target replaced itself by another program".to_owned(),
-            ("failed", _, _, Some(error)) => format!("the recording failed: {error}"),
-            (other, ..) => other.to_owned(),
-        }
-    }
 }
 
 /// From an event on, allocations of a trace come from this domain and thread.
@@ -363,6 +205,7 @@ pub(super) fn put_line<T: Serialize>(out: &mut Vec<u8>, line: &T) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::facts::EndReason;
 
     fn header() -> Header {
         let facts = Facts {
@@ -457,6 +300,21 @@ mod tests {
             (read.functions[2].file.as_str(), &read.functions[2].name),
             ("b.py", &None)
         );
+    }
+
+    /// The example in the documentation is what this module reads.
+    #[test]
+    fn the_documented_example_is_understood() {
+        let text = include_str!("../../docs/format.md");
+        let begin = text.find("{\"pyheap\":1").unwrap();
+        let example = &text[begin..begin + text[begin..].find("```").unwrap()];
+        let read = Sidecar::parse(example.as_bytes()).unwrap();
+        assert_eq!((read.skipped_lines, read.header.facts.pid), (0, Some(4242)));
+        assert_eq!(
+            (read.traces[&1].as_slice(), read.origins[&1][0].thread),
+            (&[(0, 7), (1, 3)][..], 4242)
+        );
+        assert_eq!(read.end.unwrap().describe(), "the target exited with code 0");
     }
 
     #[test]

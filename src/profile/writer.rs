@@ -10,51 +10,21 @@
 //! sizes from 2^31 are written in pieces; frames whose file begins with `<` go to the sidecar only.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::facts::{End, EndReason, Facts, Losses, MemorySample};
 use super::format::*;
 use super::names::{Part, ProfileNames, SuffixStyle};
+use super::output::Output;
+pub use super::output::WriteError;
 use super::sampling::SamplingTable;
-use super::sidecar::{
-    DOMAIN_UNKNOWN, End, EndReason, Facts, Header, Line, Losses, MemorySample, SIDECAR_FORMAT, put_line,
-};
+use super::sidecar::{DOMAIN_UNKNOWN, Header, Line, SIDECAR_FORMAT, put_line};
 
 /// No process has room for a larger block, so a larger size is an error of whoever reported it; it is written as it is,
 /// without cutting it in billions of pieces.
 const MAX_REAL_BYTES: u64 = 1 << 48;
-
-/// Why a profile could not be written.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WriteError {
-    /// A file could not be created or prepared. Nothing of an older profile under this name was changed, except for
-    /// files before it in the order .hpm, .hpd, .hpx.
-    #[error("cannot create {}", path.display())]
-    Create {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Another recording is writing to the same files. Nothing was changed.
-    #[error("another recording is writing to {}", path.display())]
-    Busy {
-        /// The file that is in use.
-        path: PathBuf,
-    },
-    /// A write failed or was cut short. The file holds whole records only; the rest is still buffered.
-    #[error("cannot write to {}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-}
 
 /// One frame of a stack, as the recorder knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -310,91 +280,26 @@ fn micros(at: Duration) -> u64 {
     u64::try_from(at.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// A file that only ever holds whole records.
-#[derive(Debug)]
-struct Output {
-    path: PathBuf,
-    file: File,
-    /// Length of the file: the end of its last whole record.
-    written: u64,
-    buffer: Vec<u8>,
-    /// Where each buffered record ends.
-    ends: Vec<usize>,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Output {
-    /// Opens the file for ourselves alone; an older one keeps its bytes until [`empty`](Self::empty).
-    fn create(path: PathBuf) -> Result<Self, WriteError> {
-        let opened = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path);
-        let file = match opened {
-            Ok(file) => file,
-            Err(source) => return Err(WriteError::Create { path, source }),
-        };
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => return Err(WriteError::Busy { path }),
-            // Some file systems have no locks; then nobody else could hold one.
-            Ok(()) | Err(TryLockError::Error(_)) => {}
-        }
-        Ok(Self {
-            path,
-            file,
-            written: 0,
-            buffer: Vec::new(),
-            ends: Vec::new(),
-        })
-    }
-
-    fn empty(&mut self) -> Result<(), WriteError> {
-        let emptied = self.file.metadata().and_then(|found| {
-            if !found.is_file() {
-                return Ok(());
-            }
-            // An older file may have been readable by others; a heap profile names their code and data.
-            self.file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-            self.file.set_len(0)
-        });
-        emptied.map_err(|source| WriteError::Create {
-            path: self.path.clone(),
-            source,
-        })
-    }
-
-    fn record(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
-        encode(&mut self.buffer);
-        self.ends.push(self.buffer.len());
-    }
-
-    fn flush(&mut self) -> Result<(), WriteError> {
-        let mut done = 0;
-        let mut failure = None;
-        while done < self.buffer.len() && failure.is_none() {
-            // A short write is tried on, to learn its reason.
-            match self.file.write_at(&self.buffer[done..], self.written + done as u64) {
-                Ok(0) => failure = Some(io::ErrorKind::WriteZero.into()),
-                Ok(count) => done += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => failure = Some(error),
-            }
-        }
-        let whole = self.ends.partition_point(|end| *end <= done);
-        let kept = if whole == 0 { 0 } else { self.ends[whole - 1] };
-        self.written += kept as u64;
-        self.buffer.drain(..kept);
-        self.ends.drain(..whole);
-        for end in &mut self.ends {
-            *end -= kept;
-        }
-        let Some(source) = failure else { return Ok(()) };
-        // If this fails too, the next flush writes over the partial record, and a reader takes it for a cut one.
-        let _ = self.file.set_len(self.written);
-        Err(WriteError::Write {
-            path: self.path.clone(),
-            source,
-        })
+    #[test]
+    fn absurd_sizes_are_not_cut_in_billions_of_pieces() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().join("run");
+        let facts = Facts::default();
+        let mut writer = ProfileWriter::create(&base, SuffixStyle::Underscore, UNIX_EPOCH, 1 << 26, &facts).unwrap();
+        writer.alloc(Duration::ZERO, 0, u64::MAX, AllocDetail::default());
+        assert_eq!(writer.event_count(), 1);
+        writer.alloc(Duration::ZERO, 0, MAX_EVENT_BYTES, AllocDetail::default());
+        assert_eq!(writer.event_count(), 2);
+        writer.alloc(Duration::ZERO, 0, MAX_EVENT_BYTES + 1, AllocDetail::default());
+        assert_eq!(writer.event_count(), 4);
+        // A table that reaches above half the limit leaves no room for pieces that are certain to be recorded.
+        let mut coarse =
+            ProfileWriter::create(&dir.path().join("c"), SuffixStyle::Plain, UNIX_EPOCH, 1 << 30, &facts).unwrap();
+        coarse.alloc(Duration::ZERO, 0, 1 << 33, AllocDetail::default());
+        assert_eq!(coarse.event_count(), 1);
     }
 }
