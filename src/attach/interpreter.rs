@@ -311,11 +311,17 @@ fn examine(pid: i32, file: &MappedFile) -> Result<Option<Interpreter>, FindError
     let symbols = module.elf.symbols(SYMBOLS).map_err(|e| failed(e.into()))?;
     let section = module.elf.section(".PyRuntime").map(|section| section.address);
     let runtime = symbols.get("_PyRuntime").map(|s| s.address).or(section);
-    let strings = || module.elf.version_strings().unwrap_or_default();
     let Some(runtime) = runtime else {
         return match symbols.contains_key("Py_GetVersion") {
-            true => Err(unsupported::old(&strings(), &file.name())),
-            false => unsupported::hidden(&strings(), &file.name()).map_or(Ok(None), Err),
+            true => {
+                let is_old = |v: &PyVersion| (v.major, v.minor) < (3, 7);
+                let version = version_text(&module, &ProcessMemory::new(pid), is_old);
+                Err(unsupported::old(version, &file.name()))
+            }
+            false => {
+                let strings = module.elf.version_strings().unwrap_or_default();
+                unsupported::hidden(&strings, &file.name()).map_or(Ok(None), Err)
+            }
         };
     };
     let runtime = module.remote(runtime);
@@ -411,30 +417,28 @@ fn version_before_3_11(symbols: &HashMap<&str, Symbol>, module: &Module, mem: &i
         let mut possible = strings.iter().filter(|v| v.is_supported());
         return possible.next().copied().filter(|_| possible.next().is_none());
     };
-    let said = version_text(module, mem, minor);
+    let said = version_text(module, mem, |v| (v.major, v.minor) == (3, minor));
     Some(said.unwrap_or(PyVersion::new(3, minor, 0)))
 }
 
-/// Looks for `3.8.18 (default, ` in the module's writable data.
-fn version_text(module: &Module, mem: &impl RemoteMemory, minor: u8) -> Option<PyVersion> {
+/// Looks for `3.8.18 (default, ` in the module's writable data, of a version that is `wanted`.
+fn version_text(module: &Module, mem: &impl RemoteMemory, wanted: impl Fn(&PyVersion) -> bool) -> Option<PyVersion> {
     const LONGEST: usize = 16;
-    let start = format!("\x003.{minor}.");
     for range in module.writable() {
-        let len = usize::try_from(range.end - range.start)
-            .ok()
-            .filter(|len| *len <= MAX_DATA_BYTES)?;
+        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        if len > MAX_DATA_BYTES {
+            continue;
+        }
         let Ok(bytes) = mem.read_vec(RemoteAddr(range.start), len) else {
             continue;
         };
-        let text = bytes
-            .windows(LONGEST)
-            .filter(|window| window.starts_with(start.as_bytes()));
-        let versions = text.filter_map(|window| {
-            let window = std::str::from_utf8(window.get(1..)?).ok()?;
-            parse_version(window.split_once(" (")?.0)
+        let mut texts = bytes.windows(LONGEST).filter_map(|window| match window {
+            [0, text @ ..] if matches!(text, [b'2' | b'3', b'.', ..]) => std::str::from_utf8(text).ok(),
+            _ => None,
         });
-        if let Some(version) = { versions }.next() {
-            return Some(version);
+        let found = texts.find_map(|text| parse_version(text.split_once(" (")?.0).filter(&wanted));
+        if found.is_some() {
+            return found;
         }
     }
     None

@@ -57,12 +57,7 @@ pub(super) fn by_version(version: PyVersion, free_threaded: bool) -> Result<(), 
 }
 
 /// It has the C API but no `_PyRuntime`: Python 2, or 3.6 and older.
-pub(super) fn old(strings: &[PyVersion], file: &str) -> FindError {
-    let is_old = |v: &&PyVersion| (v.major, v.minor) <= (3, 6) && (v.major, v.minor) >= (2, 5);
-    let version = strings
-        .iter()
-        .filter(is_old)
-        .find(|v| file.contains(&format!("{}.{}", v.major, v.minor)));
+pub(super) fn old(version: Option<PyVersion>, file: &str) -> FindError {
     match version {
         Some(version) => refuse(format!("Python {version}"), VERSIONS),
         None => refuse(format!("the Python in {file}, older than 3.7,"), VERSIONS),

@@ -58,7 +58,8 @@ def tell(code):
 
 out = os.fdopen(1, "w")
 wanted = int(sys.argv[1])
-library = os.path.dirname(os.__file__)
+# Where os is frozen it has no __file__.
+library = next(p for p in sys.path if os.path.exists(os.path.join(p, "argparse.py")))
 paths = []
 for folder, folders, files in os.walk(library):
     folders[:] = sorted(d for d in folders if d not in ("test", "tests", "site-packages", "dist-packages", "lib2to3"))
