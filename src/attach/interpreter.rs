@@ -244,7 +244,7 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
     let files = MappedFile::all(&process.maps().map_err(maps_error)?);
     unsupported::by_name(&exe, &files)?;
 
-    let is_exe = |file: &MappedFile| file.path == exe || file.path == without_deleted(&exe);
+    let is_exe = |file: &MappedFile| file.is_program(&exe);
     let (first, other): (Vec<_>, Vec<_>) = files
         .iter()
         .partition(|file| is_exe(file) || file.name().contains("libpython"));
@@ -257,7 +257,7 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
         if !is_named && (running.is_some() || refused.is_some()) {
             break;
         }
-        match examine(pid, file) {
+        match examine(pid, file, is_exe(file)) {
             Ok(None) => {}
             Ok(Some(found)) => match running {
                 Some(first) => {
@@ -293,12 +293,8 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
     }
 }
 
-fn without_deleted(exe: &std::path::Path) -> PathBuf {
-    PathBuf::from(exe.to_string_lossy().trim_end_matches(" (deleted)"))
-}
-
-/// Looks for an interpreter in one mapped file; `None` when it has none.
-fn examine(pid: i32, file: &MappedFile) -> Result<Option<Interpreter>, FindError> {
+/// Looks for an interpreter in one mapped file, which may be the program itself; `None` when it has none.
+fn examine(pid: i32, file: &MappedFile, is_program: bool) -> Result<Option<Interpreter>, FindError> {
     let failed = |source| FindError::Module {
         path: file.path.clone(),
         source,
@@ -318,10 +314,12 @@ fn examine(pid: i32, file: &MappedFile) -> Result<Option<Interpreter>, FindError
                 let version = version_text(&module, &ProcessMemory::new(pid), is_old);
                 Err(unsupported::old(version, &file.name()))
             }
-            false => {
-                let strings = module.elf.version_strings().unwrap_or_default();
-                unsupported::hidden(&strings, &file.name()).map_or(Ok(None), Err)
+            // The program itself: if it has made itself a Python version, it is one that hides.
+            false if is_program => {
+                let version = version_text(&module, &ProcessMemory::new(pid), |v| v.major == 3);
+                version.map_or(Ok(None), |version| Err(unsupported::hidden(version, &file.name())))
             }
+            false => Ok(None),
         };
     };
     let runtime = module.remote(runtime);
@@ -412,10 +410,8 @@ fn version_before_3_11(symbols: &HashMap<&str, Symbol>, module: &Module, mem: &i
     } else if has("Py_GetVersion") {
         7
     } else {
-        // Nothing is exported: the string must do, if there is only one that can be meant.
-        let strings = module.elf.version_strings().unwrap_or_default();
-        let mut possible = strings.iter().filter(|v| v.is_supported());
-        return possible.next().copied().filter(|_| possible.next().is_none());
+        // Nothing is exported: the text must do.
+        return version_text(module, mem, |v| v.is_supported());
     };
     let said = version_text(module, mem, |v| (v.major, v.minor) == (3, minor));
     Some(said.unwrap_or(PyVersion::new(3, minor, 0)))

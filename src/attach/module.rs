@@ -9,7 +9,7 @@ use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
 use std::fs::File;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Addresses of files are multiples of this on x86-64.
 const PAGE: u64 = 4096;
@@ -48,7 +48,7 @@ impl MappedFile {
         files
     }
 
-    fn new(path: &std::path::Path, map: &MemoryMap) -> Self {
+    fn new(path: &Path, map: &MemoryMap) -> Self {
         let shown = path.to_string_lossy();
         let stripped = shown.strip_suffix(DELETED).map(PathBuf::from);
         let mut file = Self {
@@ -72,6 +72,16 @@ impl MappedFile {
     pub fn name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
+    }
+
+    /// True when this is the program that the process runs; `exe` is what `/proc/PID/exe` links to.
+    #[must_use]
+    pub fn is_program(&self, exe: &Path) -> bool {
+        let shown = exe.to_string_lossy();
+        self.path == exe
+            || shown
+                .strip_suffix(DELETED)
+                .is_some_and(|path| self.path == Path::new(path))
     }
 
     /// Opens the file that is mapped into process `pid`.
@@ -100,7 +110,7 @@ impl MappedFile {
         Err(first_error.unwrap_or(ModuleError::NotMapped))
     }
 
-    fn open_at(&self, pid: i32, way: &std::path::Path) -> Result<Module, ModuleError> {
+    fn open_at(&self, pid: i32, way: &Path) -> Result<Module, ModuleError> {
         let elf = ElfFile::open(File::open(way).map_err(ElfError::from)?)?;
         let bias = self.load_bias(&elf).ok_or(ModuleError::NotMapped)?;
         if let Some((address, bytes)) = elf.first_page()? {

@@ -64,15 +64,9 @@ pub(super) fn old(version: Option<PyVersion>, file: &str) -> FindError {
     }
 }
 
-/// A file that neither exports the C API nor `_PyRuntime`; a Python all the same if it says so.
-pub(super) fn hidden(strings: &[PyVersion], file: &str) -> Option<FindError> {
-    let version = strings.iter().find(|v| v.major == 3 && v.minor >= 5);
-    match version {
-        Some(version) if file.starts_with("python") || file.starts_with("libpython") => {
-            Some(refuse(format!("Python {version} in {file}"), NO_SYMBOLS))
-        }
-        _ => None,
-    }
+/// A Python without any symbol to find the interpreter by.
+pub(super) fn hidden(version: PyVersion, file: &str) -> FindError {
+    refuse(format!("Python {version} in {file}"), NO_SYMBOLS)
 }
 
 /// It has `_PyRuntime`, but nothing says which version it is.
