@@ -246,3 +246,84 @@ fn memory_of_a_process() {
         "{memory:?} {exact:?}"
     );
 }
+
+/// A 32-bit program that only waits: `mov eax, 29; int 0x80; jmp` back (pause), behind the smallest possible headers.
+fn program_of_32_bit() -> Vec<u8> {
+    let mut bytes = b"\x7fELF\x01\x01\x01".to_vec();
+    bytes.resize(16, 0);
+    let half = |bytes: &mut Vec<u8>, n: u16| bytes.extend(n.to_le_bytes());
+    let word = |bytes: &mut Vec<u8>, n: u32| bytes.extend(n.to_le_bytes());
+    half(&mut bytes, 2);
+    half(&mut bytes, 3);
+    // Version, entry, program headers, no sections, flags.
+    [1, 0x0804_8054, 52, 0, 0].into_iter().for_each(|n| word(&mut bytes, n));
+    [52, 32, 1, 0, 0, 0].into_iter().for_each(|n| half(&mut bytes, n));
+    // PT_LOAD of the whole file, readable and executable.
+    [1, 0, 0x0804_8000, 0x0804_8000, 96, 96, 5, 0x1000]
+        .into_iter()
+        .for_each(|n| word(&mut bytes, n));
+    bytes.extend([0xb8, 29, 0, 0, 0, 0xcd, 0x80, 0xeb, 0xf7]);
+    bytes.resize(96, 0x90);
+    bytes
+}
+
+#[test]
+fn a_32_bit_program_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("small");
+    std::fs::write(&path, program_of_32_bit()).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let Ok(child) = Command::new(&path).spawn() else {
+        eprintln!("skipped: this kernel runs no 32-bit programs");
+        return;
+    };
+    let mut child = child;
+    let pid = i32::try_from(child.id()).unwrap();
+    wait_for("exec", || Facts::of(pid).unwrap().name == "small");
+    let checked = preflight::check(pid);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let refusal = checked.expect_err("this process must be refused");
+    assert_eq!(
+        refusal.to_string(),
+        "the 32-bit program small is not supported: pyheap profiles 64-bit processes only"
+    );
+    assert_eq!(refusal.exit_code(), 5);
+}
+
+/// The same test program as another user, by which everything must be refused: the answer comes on its stdout.
+#[test]
+fn somebody_elses_process_is_refused() {
+    const VARIABLE: &str = "PYHEAP_TEST_CHECK_PID";
+    if let Ok(pid) = std::env::var(VARIABLE) {
+        let refusal = refusal(pid.parse().unwrap());
+        println!("refused {}: {refusal}", refusal.exit_code());
+        return;
+    }
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can become another user");
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let target = idle();
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = folder.path().join("test");
+    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    let out = Command::new(&copy)
+        .args(["--exact", "somebody_elses_process_is_refused", "--nocapture"])
+        .env(VARIABLE, target.pid().to_string())
+        .current_dir("/")
+        .uid(65534)
+        .gid(65534)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    let expected = format!(
+        "refused 4: not permitted to look into process {}: it runs as user 0: run pyheap as that user or with sudo",
+        target.pid()
+    );
+    assert!(text.contains(&expected), "{text}");
+}

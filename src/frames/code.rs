@@ -265,7 +265,7 @@ mod tests {
         use rand::{RngExt, SeedableRng};
         let mut random = rand::rngs::SmallRng::seed_from_u64(7);
         let mut answers = 0;
-        for minor in crate::frames::layout::SUPPORTED_MINORS {
+        for minor in crate::frames::SUPPORTED_MINORS {
             let layout = Layout::of_minor(minor).unwrap();
             let sound = image(&layout);
             let info = read(&sound, &layout).unwrap();
