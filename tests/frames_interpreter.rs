@@ -105,6 +105,50 @@ fn a_deleted_executable_is_still_found() {
     interpreter::find(target.pid()).unwrap_or_else(|e| panic!("{}", chain(&e)));
 }
 
+/// A shell command in a mount namespace of its own, if we may make one.
+fn in_own_mounts(script: &str, arguments: &[&std::path::Path]) -> Option<Running> {
+    let allowed = std::process::Command::new("unshare").args(["--mount", "true"]).status();
+    if !allowed.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no mount namespaces here");
+        return None;
+    }
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).args(arguments);
+    Some(Running::spawn(command))
+}
+
+#[test]
+fn a_python_in_another_mount_namespace_is_found() {
+    for python in interpreters::supported() {
+        let real = std::fs::canonicalize(&python.path).unwrap();
+        let Some(prefix) = real
+            .parent()
+            .and_then(|bin| bin.parent())
+            .filter(|p| p.join("lib").exists())
+        else {
+            continue;
+        };
+        // Outside, the place is an empty folder.
+        let place = tempfile::tempdir().unwrap();
+        let inside = place.path().join("bin").join(real.file_name().unwrap());
+        let script = "mount --bind \"$1\" \"$2\" && export LD_LIBRARY_PATH=\"$2/lib\" && exec \"$3\" \"$4\"";
+        let arguments = [
+            prefix,
+            place.path(),
+            &inside,
+            &common::python::targets().join("idle.py"),
+        ];
+        let Some(mut target) = in_own_mounts(script, &arguments) else {
+            return;
+        };
+        target.lines_until("ready");
+        assert!(!inside.exists());
+        let found = interpreter::find(target.pid()).unwrap_or_else(|e| panic!("{}: {}", real.display(), chain(&e)));
+        assert_eq!(found.version.to_string(), python.version_text());
+        assert!(found.path.starts_with(place.path()), "{}", found.path.display());
+    }
+}
+
 /// An error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -62,7 +62,9 @@ fn check(info: &CodeInfo, expected: &Expected, python: &Python) -> usize {
     assert!(!info.line_table_cut, "{at}");
     assert_eq!(info.line_of(-1), FrameLine::NotStarted, "{at}");
     let mut instructions = 0;
-    for &(start, end, line) in &expected.ranges {
+    // Tables of generated data have thousands of ranges, and each lookup goes through all before it.
+    let step = expected.ranges.len() / 1000 + 1;
+    for &(start, end, line) in expected.ranges.iter().step_by(step) {
         for byte in (start..end).step_by(2) {
             let raw = if python.minor() == 10 { byte / 2 } else { byte };
             assert_eq!(info.line_of(raw), line, "{at}, byte {byte}");

@@ -1,4 +1,4 @@
-//! Reads what is needed of a mapped ELF file: segments, a few sections, a few symbols, version strings.
+//! Reads what is needed of a mapped ELF file: segments, a few sections, a few symbols.
 //!
 //! The file belongs to the target, and may be anything. Only pieces of it are read, each up to a named cap, and never
 //! the whole: an interpreter with debug information is 30 MB and more. What it refuses to do: 32-bit and big-endian
@@ -26,8 +26,6 @@ const MAX_SECTION_NAMES_BYTES: u64 = 1 << 20;
 const MAX_TABLE_BYTES: u64 = 256 << 20;
 /// A symbol table entry of a 64-bit file.
 const SYMBOL_BYTES: u64 = 24;
-/// The read-only data that is searched for a version string.
-const MAX_RODATA_BYTES: u64 = 64 << 20;
 
 const CTX: Ctx = Ctx {
     container: Container::Big,
@@ -261,25 +259,6 @@ impl ElfFile {
             });
         }
         Ok(())
-    }
-
-    /// Strings in the read-only data that look like the version of a Python: whole C strings such as `3.10.13`,
-    /// `3.12.0rc1+` or `2.7.18`. Other programs' versions may be among them.
-    ///
-    /// # Errors
-    /// When the section cannot be read.
-    pub fn version_strings(&self) -> Result<Vec<PyVersion>, ElfError> {
-        let Some(bytes) = self.section_bytes(".rodata", MAX_RODATA_BYTES)? else {
-            return Ok(Vec::new());
-        };
-        let mut versions: Vec<_> = bytes
-            .split(|byte| *byte == 0)
-            .filter(|string| matches!(string.first(), Some(b'2' | b'3')) && string.len() <= 16)
-            .filter_map(|string| parse_version(std::str::from_utf8(string).ok()?))
-            .collect();
-        versions.sort_unstable();
-        versions.dedup();
-        Ok(versions)
     }
 }
 

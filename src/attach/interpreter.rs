@@ -8,16 +8,16 @@
 //! What it refuses, in one line that says what was found: other versions, free-threaded builds, PyPy and MicroPython,
 //! 32-bit programs, interpreters without any symbol, and a process that has two running interpreters.
 
-use super::elf::{ElfError, Symbol, parse_version};
+use super::elf::ElfError;
+use super::find_error::{self, FindError};
 use super::module::{MappedFile, Module, ModuleError};
-use super::{process, unsupported};
+use super::process;
+use super::symbols::{SYMBOLS, Symbols, version_before_3_11, version_text};
 use crate::frames::dwarf::Structs;
 use crate::frames::layout::{DebugOffsets, DebugOffsetsError, Layout};
 use crate::frames::{PyVersion, ValidationError};
-use procfs::ProcError;
 use procfs::process::Process;
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
-use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -25,32 +25,6 @@ use std::path::PathBuf;
 const MAX_OTHER_MODULES: usize = 512;
 /// So many descendants of a process that is no Python are looked at.
 const MAX_DESCENDANTS: usize = 256;
-
-/// The writable data of an interpreter is below 2 MB, that of a large program it is linked into some 10 MB.
-const MAX_DATA_BYTES: usize = 64 << 20;
-
-/// All symbols that are looked up.
-const SYMBOLS: &[&str] = &[
-    "_PyRuntime",
-    "Py_Version",
-    "PyMem_GetAllocator",
-    "PyMem_SetAllocator",
-    "_PyThreadState_UncheckedGet",
-    "PyThreadState_GetUnchecked",
-    "PyGILState_GetThisThreadState",
-    "_PyMem_Raw",
-    "_PyMem",
-    "_PyObject",
-    "_PyObject_Malloc",
-    "_PyObject_Calloc",
-    "_PyObject_Realloc",
-    "_PyObject_Free",
-    // Each came with one minor version and says that it is at least that.
-    "PyIter_Send",
-    "PyThreadState_GetFrame",
-    "PyConfig_InitPythonConfig",
-    "Py_GetVersion",
-];
 
 /// Where the layout is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,24 +62,6 @@ pub struct Interpreter {
     pub writable: Vec<Range<u64>>,
 }
 
-/// Addresses in the process; `None` where the file does not have the symbol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Symbols {
-    /// `PyMem_GetAllocator`.
-    pub get_allocator: Option<RemoteAddr>,
-    /// `PyMem_SetAllocator`.
-    pub set_allocator: Option<RemoteAddr>,
-    /// `_PyThreadState_UncheckedGet` up to 3.12, then `PyThreadState_GetUnchecked`.
-    pub current_thread_state: Option<RemoteAddr>,
-    /// `PyGILState_GetThisThreadState`.
-    pub this_thread_state: Option<RemoteAddr>,
-    /// The static `PyMemAllocatorEx` structs `_PyMem_Raw`, `_PyMem` and `_PyObject`, up to 3.11; only in files with a
-    /// `.symtab`.
-    pub allocators: Option<[RemoteAddr; 3]>,
-    /// `_PyObject_Malloc`, `_Calloc`, `_Realloc`, `_Free`: pymalloc; only in files with a `.symtab`.
-    pub pymalloc: Option<[RemoteAddr; 4]>,
-}
-
 /// How far the interpreter has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -115,94 +71,6 @@ pub enum Phase {
     Running,
     /// It is shutting down.
     Finalizing,
-}
-
-/// Why no usable interpreter was found. One line each.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FindError {
-    /// `/proc` does not tell: the process is gone, or we may not look.
-    #[error("cannot see what is mapped into process {pid}")]
-    Maps {
-        /// The process.
-        pid: i32,
-        /// Why.
-        #[source]
-        source: ProcError,
-    },
-    /// No Python at all.
-    #[error("process {pid} ({exe}) is not Python{}", children(.python_descendants))]
-    NotPython {
-        /// The process.
-        pid: i32,
-        /// Its executable.
-        exe: String,
-        /// Its descendants that are: a wrapper such as a shell or `uv run` was meant to be looked through.
-        python_descendants: Vec<i32>,
-    },
-    /// A Python that is not supported.
-    #[error("{found} is not supported{}", .hint)]
-    Unsupported {
-        /// What was found, with its version.
-        found: String,
-        /// The rest of the sentence.
-        hint: &'static str,
-    },
-    /// It is a Python, but its file could not be used.
-    #[error("{path} cannot be read as the process's Python")]
-    Module {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: ModuleError,
-    },
-    /// The interpreter's memory cannot be read.
-    #[error("the interpreter of process {pid} cannot be read")]
-    Memory {
-        /// The process.
-        pid: i32,
-        /// Why.
-        #[source]
-        source: MemoryError,
-    },
-    /// The interpreter does not run yet, or not any more.
-    #[error("Python {version} in process {pid} is still starting up or already shut down: try again")]
-    NotInitialised {
-        /// The process.
-        pid: i32,
-        /// The version.
-        version: PyVersion,
-    },
-    /// Two interpreters run in one process.
-    #[error("process {pid} runs two Python interpreters: {first} and {second}")]
-    Ambiguous {
-        /// The process.
-        pid: i32,
-        /// One file.
-        first: PathBuf,
-        /// The other one.
-        second: PathBuf,
-    },
-    /// No known layout fits.
-    #[error("Python {version} in {path} is laid out in an unknown way")]
-    Layout {
-        /// The version.
-        version: PyVersion,
-        /// The file.
-        path: PathBuf,
-        /// What did not fit in the table's layout.
-        #[source]
-        source: ValidationError,
-    },
-}
-
-fn children(pids: &[i32]) -> String {
-    if pids.is_empty() {
-        return String::new();
-    }
-    let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
-    format!(", but it has started Python: try {}", pids.join(" or "))
 }
 
 impl Interpreter {
@@ -242,9 +110,9 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
     let process = Process::new(pid).map_err(maps_error)?;
     let exe = process.exe().unwrap_or_default();
     let files = MappedFile::all(&process.maps().map_err(maps_error)?);
-    unsupported::by_name(&exe, &files)?;
+    find_error::by_name(&exe, &files)?;
 
-    let is_exe = |file: &MappedFile| file.path == exe || file.path == without_deleted(&exe);
+    let is_exe = |file: &MappedFile| file.is_program(&exe);
     let (first, other): (Vec<_>, Vec<_>) = files
         .iter()
         .partition(|file| is_exe(file) || file.name().contains("libpython"));
@@ -257,7 +125,7 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
         if !is_named && (running.is_some() || refused.is_some()) {
             break;
         }
-        match examine(pid, file) {
+        match examine(pid, file, is_exe(file)) {
             Ok(None) => {}
             Ok(Some(found)) => match running {
                 Some(first) => {
@@ -272,7 +140,7 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
             Err(FindError::Module {
                 source: ModuleError::Elf(ElfError::OtherMachine),
                 ..
-            }) if is_exe(file) => return Err(unsupported::other_machine(&file.name())),
+            }) if is_exe(file) => return Err(find_error::other_machine(&file.name())),
             // A library that cannot be read and has nothing to do with Python is no reason to give up.
             Err(FindError::Module { .. }) if !is_named => {}
             Err(error) => refused = refused.or(Some(error)),
@@ -293,12 +161,8 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
     }
 }
 
-fn without_deleted(exe: &std::path::Path) -> PathBuf {
-    PathBuf::from(exe.to_string_lossy().trim_end_matches(" (deleted)"))
-}
-
-/// Looks for an interpreter in one mapped file; `None` when it has none.
-fn examine(pid: i32, file: &MappedFile) -> Result<Option<Interpreter>, FindError> {
+/// Looks for an interpreter in one mapped file, which may be the program itself; `None` when it has none.
+fn examine(pid: i32, file: &MappedFile, is_program: bool) -> Result<Option<Interpreter>, FindError> {
     let failed = |source| FindError::Module {
         path: file.path.clone(),
         source,
@@ -311,11 +175,19 @@ fn examine(pid: i32, file: &MappedFile) -> Result<Option<Interpreter>, FindError
     let symbols = module.elf.symbols(SYMBOLS).map_err(|e| failed(e.into()))?;
     let section = module.elf.section(".PyRuntime").map(|section| section.address);
     let runtime = symbols.get("_PyRuntime").map(|s| s.address).or(section);
-    let strings = || module.elf.version_strings().unwrap_or_default();
     let Some(runtime) = runtime else {
         return match symbols.contains_key("Py_GetVersion") {
-            true => Err(unsupported::old(&strings(), &file.name())),
-            false => unsupported::hidden(&strings(), &file.name()).map_or(Ok(None), Err),
+            true => {
+                let is_old = |v: &PyVersion| (v.major, v.minor) < (3, 7);
+                let version = version_text(&module, &ProcessMemory::new(pid), is_old);
+                Err(find_error::old(version, &file.name()))
+            }
+            // The program itself: if it has made itself a Python version, it is one that hides.
+            false if is_program => {
+                let version = version_text(&module, &ProcessMemory::new(pid), |v| v.major == 3);
+                version.map_or(Ok(None), |version| Err(find_error::hidden(version, &file.name())))
+            }
+            false => Ok(None),
         };
     };
     let runtime = module.remote(runtime);
@@ -335,9 +207,9 @@ fn examine(pid: i32, file: &MappedFile) -> Result<Option<Interpreter>, FindError
         (None, None) => version_before_3_11(&symbols, &module, &mem),
     };
     let Some(version) = version else {
-        return Err(unsupported::unknown_version(&file.name()));
+        return Err(find_error::unknown_version(&file.name()));
     };
-    unsupported::by_version(version, debug.as_ref().is_some_and(|debug| debug.free_threaded))?;
+    find_error::by_version(version, debug.as_ref().is_some_and(|debug| debug.free_threaded))?;
     let (layout, offset_source) = choose_layout(&mem, runtime, version, debug.as_ref(), &module, pid)?;
     Ok(Some(Interpreter {
         version,
@@ -391,83 +263,4 @@ fn choose_layout(
         path: module.path.clone(),
         source: first_error.unwrap_or(ValidationError::MainNotListed),
     })
-}
-
-/// Up to 3.10 there is no version number in memory. Functions that came with a minor version tell that, and the text
-/// that `Py_GetVersion` has made when Python started tells the patch level.
-fn version_before_3_11(symbols: &HashMap<&str, Symbol>, module: &Module, mem: &impl RemoteMemory) -> Option<PyVersion> {
-    let has = |name| symbols.contains_key(name);
-    let minor = if has("PyIter_Send") {
-        10
-    } else if has("PyThreadState_GetFrame") {
-        9
-    } else if has("PyConfig_InitPythonConfig") {
-        8
-    } else if has("Py_GetVersion") {
-        7
-    } else {
-        // Nothing is exported: the string must do, if there is only one that can be meant.
-        let strings = module.elf.version_strings().unwrap_or_default();
-        let mut possible = strings.iter().filter(|v| v.is_supported());
-        return possible.next().copied().filter(|_| possible.next().is_none());
-    };
-    let said = version_text(module, mem, minor);
-    Some(said.unwrap_or(PyVersion::new(3, minor, 0)))
-}
-
-/// Looks for `3.8.18 (default, ` in the module's writable data.
-fn version_text(module: &Module, mem: &impl RemoteMemory, minor: u8) -> Option<PyVersion> {
-    const LONGEST: usize = 16;
-    let start = format!("\x003.{minor}.");
-    for range in module.writable() {
-        let len = usize::try_from(range.end - range.start)
-            .ok()
-            .filter(|len| *len <= MAX_DATA_BYTES)?;
-        let Ok(bytes) = mem.read_vec(RemoteAddr(range.start), len) else {
-            continue;
-        };
-        let text = bytes
-            .windows(LONGEST)
-            .filter(|window| window.starts_with(start.as_bytes()));
-        let versions = text.filter_map(|window| {
-            let window = std::str::from_utf8(window.get(1..)?).ok()?;
-            parse_version(window.split_once(" (")?.0)
-        });
-        if let Some(version) = { versions }.next() {
-            return Some(version);
-        }
-    }
-    None
-}
-
-impl Symbols {
-    fn new(found: &HashMap<&str, Symbol>, module: &Module, version: PyVersion) -> Self {
-        let function = |name| found.get(name).filter(|s| s.function).map(|s| module.remote(s.address));
-        // `_PyMem` and the like are short names: only data of exactly the right size is meant.
-        let allocator = |name| {
-            let symbol = found.get(name).filter(|s| !s.function && s.size == 40)?;
-            Some(module.remote(symbol.address))
-        };
-        let allocators = || Some([allocator("_PyMem_Raw")?, allocator("_PyMem")?, allocator("_PyObject")?]);
-        let pymalloc = || {
-            Some([
-                function("_PyObject_Malloc")?,
-                function("_PyObject_Calloc")?,
-                function("_PyObject_Realloc")?,
-                function("_PyObject_Free")?,
-            ])
-        };
-        Self {
-            get_allocator: function("PyMem_GetAllocator"),
-            set_allocator: function("PyMem_SetAllocator"),
-            current_thread_state: function(if version.minor >= 13 {
-                "PyThreadState_GetUnchecked"
-            } else {
-                "_PyThreadState_UncheckedGet"
-            }),
-            this_thread_state: function("PyGILState_GetThisThreadState"),
-            allocators: if version.minor <= 11 { allocators() } else { None },
-            pymalloc: pymalloc(),
-        }
-    }
 }

@@ -7,14 +7,17 @@
 
 pub mod candidates;
 pub mod elf;
+pub mod find_error;
 pub mod interpreter;
 pub mod module;
 pub mod preflight;
 pub mod process;
 pub mod session;
-mod unsupported;
+pub mod symbols;
 
 pub use candidates::Candidate;
-pub use interpreter::{FindError, Interpreter};
+pub use find_error::FindError;
+pub use interpreter::Interpreter;
 pub use session::{AttachError, Session};
 pub use preflight::{Refusal, Target};
+pub use symbols::Symbols;

@@ -8,8 +8,10 @@ use super::elf::{ElfError, ElfFile, in_memory};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
 use std::fs::File;
+use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 /// Addresses of files are multiples of this on x86-64.
 const PAGE: u64 = 4096;
@@ -48,7 +50,7 @@ impl MappedFile {
         files
     }
 
-    fn new(path: &std::path::Path, map: &MemoryMap) -> Self {
+    fn new(path: &Path, map: &MemoryMap) -> Self {
         let shown = path.to_string_lossy();
         let stripped = shown.strip_suffix(DELETED).map(PathBuf::from);
         let mut file = Self {
@@ -74,6 +76,16 @@ impl MappedFile {
         name.to_string_lossy().into_owned()
     }
 
+    /// True when this is the program that the process runs; `exe` is what `/proc/PID/exe` links to.
+    #[must_use]
+    pub fn is_program(&self, exe: &Path) -> bool {
+        let shown = exe.to_string_lossy();
+        self.path == exe
+            || shown
+                .strip_suffix(DELETED)
+                .is_some_and(|path| self.path == Path::new(path))
+    }
+
     /// Opens the file that is mapped into process `pid`.
     ///
     /// # Errors
@@ -81,13 +93,17 @@ impl MappedFile {
     pub fn open(&self, pid: i32) -> Result<Module, ModuleError> {
         let by_name =
             PathBuf::from(format!("/proc/{pid}/root")).join(self.path.strip_prefix("/").unwrap_or(&self.path));
+        // A process in a chroot: paths in maps begin at our root then, not at its.
+        let by_own_name = self.path.clone();
         let by_mapping = self.ranges.iter().map(|(range, _)| {
             let link = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
             PathBuf::from(link)
         });
         let by_exe = PathBuf::from(format!("/proc/{pid}/exe"));
         let mut ways = Vec::new();
-        ways.extend((!self.deleted).then_some(by_name));
+        if !self.deleted {
+            ways.extend([by_name, by_own_name]);
+        }
         ways.extend(by_mapping.take(1));
         ways.push(by_exe);
         let mut first_error = None;
@@ -100,8 +116,8 @@ impl MappedFile {
         Err(first_error.unwrap_or(ModuleError::NotMapped))
     }
 
-    fn open_at(&self, pid: i32, way: &std::path::Path) -> Result<Module, ModuleError> {
-        let elf = ElfFile::open(File::open(way).map_err(ElfError::from)?)?;
+    fn open_at(&self, pid: i32, way: &Path) -> Result<Module, ModuleError> {
+        let elf = ElfFile::open(open_regular(way).map_err(ElfError::from)?)?;
         let bias = self.load_bias(&elf).ok_or(ModuleError::NotMapped)?;
         if let Some((address, bytes)) = elf.first_page()? {
             let start = RemoteAddr(address.wrapping_add(bias));
@@ -136,6 +152,20 @@ impl MappedFile {
             .filter(|(_, offset)| *offset == page(first.file_offset))
             .map(|(range, _)| range.start.wrapping_sub(page(first.address)))
             .find(|bias| fits(*bias))
+    }
+}
+
+/// Opens a file that the target may have replaced meanwhile: by a FIFO that would block us, or a device that would act.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let refuse = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+    if !path.is_absolute() || !std::fs::metadata(path)?.is_file() {
+        return Err(refuse());
+    }
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(refuse())
     }
 }
 

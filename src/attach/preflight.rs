@@ -6,7 +6,8 @@
 //!
 //! A yes is a snapshot: the process may change a moment later, and attaching checks again what must hold.
 
-use super::interpreter::{self, FindError, Interpreter, Phase};
+use super::find_error::FindError;
+use super::interpreter::{self, Interpreter, Phase};
 use super::process::{self, Facts};
 use procfs::ProcError;
 use procfs::process::{MMPermissions, Process};

@@ -15,9 +15,6 @@ use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
 /// generated modules of some 10 MB of source come near this.
 pub const MAX_LINE_TABLE_BYTES: usize = 8 << 20;
 
-/// First lines beyond this are taken for a sign of a wrong layout.
-pub(super) const MAX_PLAUSIBLE_LINE: u32 = 100_000_000;
-
 /// `co_flags` of generators (0x20), coroutines (0x80) and asynchronous generators (0x200).
 const CO_ANY_GENERATOR: u32 = 0x20 | 0x80 | 0x200;
 
@@ -227,6 +224,84 @@ mod tests {
     fn a_generator_in_its_prologue_is_shown() {
         let frame = resolve(&info(0x20, Some(4)), 2, false).unwrap();
         assert_eq!(frame.line, 9);
+    }
+
+    /// A code object and its parts at 0x1000, as Python 3.`minor` would have it: `f` in `a.py`, line 7.
+    fn image(layout: &Layout) -> Vec<u8> {
+        let mut bytes = vec![0_u8; 1024];
+        let mut put = |at: u64, value: &[u8]| {
+            let at = usize::try_from(at).unwrap();
+            bytes[at..at + value.len()].copy_from_slice(value);
+        };
+        let unicode = &layout.unicode;
+        let (filename, name, table) = (300_u64, 400_u64, 500_u64);
+        for (object, text) in [(filename, "a.py"), (name, "f")] {
+            put(object + unicode.length, &(text.len() as u64).to_le_bytes());
+            // Kind 1, compact, ASCII.
+            put(object + unicode.state, &0x64_u32.to_le_bytes());
+            put(object + unicode.ascii_data, text.as_bytes());
+        }
+        put(table + layout.bytes.size, &4_u64.to_le_bytes());
+        put(table + layout.bytes.data, &[0x80, 0x00, 0x80, 0x00]);
+        let code = &layout.code;
+        put(code.filename, &(0x1000 + filename).to_le_bytes());
+        put(code.name, &(0x1000 + name).to_le_bytes());
+        if let Some(qualname) = code.qualname {
+            put(qualname, &(0x1000 + name).to_le_bytes());
+        }
+        put(code.line_table, &(0x1000 + table).to_le_bytes());
+        put(code.first_line, &7_u32.to_le_bytes());
+        bytes
+    }
+
+    fn read(bytes: &[u8], layout: &Layout) -> Result<CodeInfo, CodeError> {
+        let mut blob = crate::frames::BlobMemory::new();
+        blob.push(RemoteAddr(0x1000), bytes).unwrap();
+        CodeInfo::read(&blob, RemoteAddr(0x1000), layout)
+    }
+
+    #[test]
+    fn damaged_code_objects_are_an_answer_or_an_error() {
+        use rand::{RngExt, SeedableRng};
+        let mut random = rand::rngs::SmallRng::seed_from_u64(7);
+        let mut answers = 0;
+        for minor in crate::frames::SUPPORTED_MINORS {
+            let layout = Layout::of_minor(minor).unwrap();
+            let sound = image(&layout);
+            let info = read(&sound, &layout).unwrap();
+            assert_eq!(
+                (info.filename.as_str(), info.display_name(), info.first_line),
+                ("a.py", "f", 7)
+            );
+            for _ in 0..2000 {
+                let mut bytes = sound.clone();
+                for _ in 0..random.random_range(1..20) {
+                    let at = random.random_range(0..600_usize);
+                    bytes[at] = random.random();
+                }
+                if let Ok(info) = read(&bytes, &layout) {
+                    assert!(info.name.chars().count() <= 4097);
+                    let _ = resolve(&info, random.random(), random.random());
+                    answers += 1;
+                }
+            }
+        }
+        assert!((100..11_900).contains(&answers), "{answers} of 12,000");
+    }
+
+    #[test]
+    fn a_cut_copy_keeps_its_names() {
+        let layout = Layout::of_minor(12).unwrap();
+        let mut bytes = image(&layout);
+        bytes.truncate(usize::try_from(500 + layout.bytes.data + 2).unwrap());
+        let info = read(&bytes, &layout).unwrap();
+        assert!(info.line_table_cut);
+        assert_eq!(info.line_of(0), FrameLine::Line(7));
+        assert_eq!(info.line_of(2), FrameLine::OutOfRange);
+        // A string whose end was not copied ends with the mark.
+        let length = usize::try_from(400 + layout.unicode.length).unwrap();
+        bytes[length..length + 8].copy_from_slice(&1_000_000_u64.to_le_bytes());
+        assert!(read(&bytes, &layout).unwrap().name.ends_with(text::CUT_MARK));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! What it refuses to do: guess. A name without an answer is an error, an absurd answer is an error, and a layout is
 //! believed only after `Layout::validate` has followed it through the live process.
 
-use std::fmt;
+use super::version::SUPPORTED_MINORS;
 
 mod debug_offsets;
 mod v3_08;
@@ -22,72 +22,12 @@ mod validate;
 pub use debug_offsets::{DebugOffsets, DebugOffsetsError};
 pub use validate::ValidationError;
 
-/// The versions of CPython that are supported, as minors of 3.
-pub const SUPPORTED_MINORS: std::ops::RangeInclusive<u8> = 8..=13;
-
 /// No field that we use lies further into its struct. The largest real ones are in `PyInterpreterState` (7,376 in
 /// 3.13); offsets that come from a target's DWARF or debug offsets are held to this.
 const MAX_FIELD_OFFSET: u64 = 1 << 20;
 
 /// A code object's fixed part is at most this long (208 bytes in 3.13).
 const MAX_CODE_STRUCT_BYTES: u64 = 1024;
-
-/// A version of CPython.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PyVersion {
-    /// 3.
-    pub major: u8,
-    /// The one that decides the layout.
-    pub minor: u8,
-    /// Patch level.
-    pub micro: u8,
-    /// The low byte of `PY_VERSION_HEX`: 0xf0 for a final release, 0xa1 for alpha 1, 0xc2 for candidate 2.
-    pub release: u8,
-}
-
-impl PyVersion {
-    /// From `PY_VERSION_HEX`, the value of the symbol `Py_Version` and of the second word of the debug offsets.
-    #[must_use]
-    pub const fn from_hex(hex: u32) -> Self {
-        let [major, minor, micro, release] = hex.to_be_bytes();
-        Self {
-            major,
-            minor,
-            micro,
-            release,
-        }
-    }
-
-    /// A final release.
-    #[must_use]
-    pub const fn new(major: u8, minor: u8, micro: u8) -> Self {
-        Self {
-            major,
-            minor,
-            micro,
-            release: 0xf0,
-        }
-    }
-
-    /// True for 3.8 to 3.13.
-    #[must_use]
-    pub fn is_supported(self) -> bool {
-        self.major == 3 && SUPPORTED_MINORS.contains(&self.minor)
-    }
-}
-
-impl fmt::Display for PyVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)?;
-        let serial = self.release & 0xf;
-        match self.release >> 4 {
-            0xa => write!(f, "a{serial}"),
-            0xb => write!(f, "b{serial}"),
-            0xc => write!(f, "rc{serial}"),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// Why a source did not give a layout.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -463,11 +403,5 @@ mod tests {
             Layout::from_lookup(12, |_| Some(0xffff)).is_err(),
             "a code object of 64 KiB"
         );
-    }
-
-    #[test]
-    fn versions_are_shown_as_python_shows_them() {
-        assert_eq!(PyVersion::from_hex(0x030d_12f0).to_string(), "3.13.18");
-        assert_eq!(PyVersion::from_hex(0x030e_00c2).to_string(), "3.14.0rc2");
     }
 }

@@ -13,8 +13,10 @@ pub mod dwarf;
 pub mod layout;
 pub mod lines;
 pub mod text;
+pub mod version;
 
 pub use blob::{BlobError, BlobMemory};
 pub use code::{CodeError, CodeInfo, ResolvedFrame, resolve};
-pub use layout::{Layout, PyVersion, ValidationError};
+pub use layout::{Layout, ValidationError};
 pub use lines::{FrameLine, InstrUnit, LineTable};
+pub use version::{PyVersion, SUPPORTED_MINORS};

@@ -58,6 +58,20 @@ impl Running {
     }
 }
 
+impl Running {
+    /// Closes its stdin and waits, at most 10 s, until it ends by itself.
+    pub fn end_by_eof(mut self) {
+        drop(self.child.stdin.take());
+        for _ in 0..500 {
+            if self.child.try_wait().expect("a child").is_some() {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        panic!("process {} does not end", self.pid());
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();

@@ -7,7 +7,6 @@ Arguments: the number of modules. One line a code object:
 Names are UTF-8 in hex, QUALNAME is "-" where there is none; START and END are bytes of bytecode, LINE is "-" for none.
 Then "ready"; the code objects stay alive until the process is killed.
 """
-import binascii
 import dis
 import os
 import sys
@@ -21,7 +20,7 @@ def text(s):
     if len(s) > 4096:
         s = s[:4096] + "\u2026"
     s = "".join("\ufffd" if 0xD800 <= ord(c) <= 0xDFFF else c for c in s)
-    return binascii.hexlify(s.encode("utf-8")).decode("ascii") or "''"
+    return s.encode("utf-8").hex() or "''"
 
 
 def ranges(code):
@@ -58,7 +57,8 @@ def tell(code):
 
 out = os.fdopen(1, "w")
 wanted = int(sys.argv[1])
-library = os.path.dirname(os.__file__)
+# Where os is frozen it has no __file__.
+library = next(p for p in sys.path if os.path.exists(os.path.join(p, "argparse.py")))
 paths = []
 for folder, folders, files in os.walk(library):
     folders[:] = sorted(d for d in folders if d not in ("test", "tests", "site-packages", "dist-packages", "lib2to3"))

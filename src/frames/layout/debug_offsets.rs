@@ -5,7 +5,8 @@
 //! that differs from the table is taken, it is the interpreter's own, and told in [`DebugOffsets::differing`]; the
 //! whole must still pass `Layout::validate`.
 
-use super::{Layout, LayoutError, PyVersion, table};
+use super::{Layout, LayoutError, table};
+use crate::frames::version::PyVersion;
 use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
 
 /// The first 8 bytes, constant from before Python starts.

@@ -4,7 +4,8 @@
 //! times. A process whose threads have no frames at all (an embedder that is outside Python) passes on the rest.
 
 use super::{Layout, TopFrame};
-use crate::frames::{code, text};
+use crate::frames::code::CodeError;
+use crate::frames::text;
 use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
 use std::time::Duration;
 
@@ -12,8 +13,10 @@ use std::time::Duration;
 const MAX_INTERPRETERS: usize = 1024;
 /// More threads than this of one interpreter are not looked at.
 const MAX_THREADS: usize = 64;
-/// So many frames of a thread are looked at for one that holds a code object.
-const MAX_FRAMES: usize = 64;
+/// So many frames, of all threads together, are looked at for one that holds a code object.
+const MAX_FRAMES: usize = 256;
+/// First lines beyond this are taken for a sign of a wrong layout.
+const MAX_PLAUSIBLE_LINE: u32 = 100_000_000;
 /// So often a failure that a running process can cause is tried again, after so long a pause.
 const ATTEMPTS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(2);
@@ -49,7 +52,7 @@ pub enum ValidationError {
     MainNotListed,
     /// A frame's code object is none.
     #[error("what a frame calls its code object is none")]
-    Code(#[source] code::CodeError),
+    Code(#[source] CodeError),
 }
 
 fn at(base: RemoteAddr, offset: u64, what: &'static str) -> Result<RemoteAddr, ValidationError> {
@@ -102,10 +105,11 @@ impl Layout {
         let main = self.validate_interpreters(mem, runtime)?;
         let mut thread = pointer(mem, main, self.interpreter.threads_head, "the list of threads")?;
         let mut outcome = None;
+        let mut frames_left = MAX_FRAMES;
         for _ in 0..MAX_THREADS {
             let interp = word(mem, thread, self.thread.interp, "a thread's interpreter")?;
             expect("a thread's interpreter", interp, main.0)?;
-            match self.validate_frames(mem, thread) {
+            match self.validate_frames(mem, thread, &mut frames_left) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => outcome = Some(error),
@@ -151,7 +155,12 @@ impl Layout {
 
     /// True when a frame of `thread` has a code object whose type is `code` and whose file name is a str; false when
     /// the thread has no frame with code.
-    fn validate_frames(&self, mem: &impl RemoteMemory, thread: RemoteAddr) -> Result<bool, ValidationError> {
+    fn validate_frames(
+        &self,
+        mem: &impl RemoteMemory,
+        thread: RemoteAddr,
+        frames_left: &mut usize,
+    ) -> Result<bool, ValidationError> {
         let mut frame = match self.thread.top {
             TopFrame::Direct(offset) => word(mem, thread, offset, "a thread's frame")?,
             TopFrame::ByCFrame { cframe, current_frame } => {
@@ -160,10 +169,8 @@ impl Layout {
             }
         };
         let mut outcome = None;
-        for _ in 0..MAX_FRAMES {
-            if frame == 0 {
-                break;
-            }
+        while frame != 0 && *frames_left > 0 {
+            *frames_left -= 1;
             let this = RemoteAddr(frame);
             if !self.is_c_stack_frame(mem, this)? {
                 let address = pointer(mem, this, self.frame.code, "a frame's code")?;
@@ -188,17 +195,15 @@ impl Layout {
         Ok(owner == [mark])
     }
 
-    fn validate_code(&self, mem: &impl RemoteMemory, address: RemoteAddr) -> Result<(), code::CodeError> {
+    fn validate_code(&self, mem: &impl RemoteMemory, address: RemoteAddr) -> Result<(), CodeError> {
         text::expect_type(mem, address, self, "code")?;
-        let filename = mem.read_ptr(
-            address
-                .checked_add(self.code.filename)
-                .ok_or(code::CodeError::Null("co_filename"))?,
-        )?;
+        let field = |offset: u64| address.checked_add(offset).ok_or(CodeError::Absurd("an address"));
+        let filename = mem.read_ptr(field(self.code.filename)?)?;
         text::expect_type(mem, filename, self, "str")?;
-        let info = code::CodeInfo::read(mem, address, self)?;
-        if info.first_line > code::MAX_PLAUSIBLE_LINE {
-            return Err(code::CodeError::Absurd("co_firstlineno"));
+        text::read_str(mem, filename, self)?;
+        // A negative number is above the limit, too.
+        if mem.read_u32(field(self.code.first_line)?)? > MAX_PLAUSIBLE_LINE {
+            return Err(CodeError::Absurd("co_firstlineno"));
         }
         Ok(())
     }
