@@ -10,3 +10,6 @@ pub mod frames;
 pub mod profile;
 pub mod report;
 pub mod ui;
+
+/// Version, commit and shim protocol of this build.
+pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("PYHEAP_COMMIT"), ")");

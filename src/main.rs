@@ -1,39 +1,45 @@
-//! pyheap's command line.
-
-use std::error::Error;
-use std::process::ExitCode;
+//! pyheap's command line: parse, run, print the error chain, exit code.
 
 use clap::Parser;
-use pyheap::ui::cli::{digest, flame, info_run, top};
+use pyheap::ui::cli::failure::{Failure, chain, code};
+use pyheap::ui::cli::{attach, cure, demo, digest, flame, info, record, top};
+use pyheap::ui::output::note;
+use std::process::ExitCode;
 
-/// A heap profiler for running CPython processes.
+/// A heap profiler for running CPython processes. It attaches from outside, needs nothing in the process, and leaves no
+/// trace.
+///
+/// Start with `pyheap demo`, then `pyheap record PID --duration 1m` and `pyheap top run`.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "pyheap", version = pyheap::VERSION, max_term_width = 100)]
 enum Command {
-    Info(info_run::Args),
-    Digest(digest::Args),
+    Record(record::Args),
+    Attach(attach::Args),
+    Info(info::Args),
     Top(top::Args),
     Flame(flame::Args),
+    Digest(digest::Args),
+    Cure(cure::Args),
+    Demo(demo::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Command::parse() {
-        Command::Info(args) => info_run::run(&args),
-        Command::Digest(args) => digest::run(&args),
+        Command::Record(args) => record::run(&args),
+        Command::Attach(args) => attach::run(&args),
+        Command::Info(args) => info::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Flame(args) => flame::run(&args),
+        Command::Digest(args) => digest::run(&args),
+        Command::Cure(args) => cure::run(&args),
+        Command::Demo(args) => demo::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let mut text = format!("error: {error}");
-            let mut cause: Option<&dyn Error> = error.source();
-            while let Some(error) = cause {
-                text += &format!(": {error}");
-                cause = error.source();
-            }
-            pyheap::ui::output::note(&text);
-            ExitCode::FAILURE
+            note(&format!("error: {}", chain(error.as_ref())));
+            let code = error.downcast_ref::<Failure>().map_or(code::FAILED, |failure| failure.code);
+            ExitCode::from(code)
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::drain::Chunk;
 use super::live::{Estimate, Live, Trace};
 use super::names::{NamedStack, Names};
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::ring;
 use std::collections::HashMap;
@@ -60,8 +60,9 @@ impl Resolver {
         Self { names, live, traces: HashMap::new(), by_id: HashMap::new() }
     }
 
-    /// Works until the drain has ended; false if something in the records made no sense.
-    pub fn run(mut self, chunks: &Receiver<Chunk>, out: &Sender<Vec<Event>>) -> bool {
+    /// Works until the drain has ended, handing events to `send` until that says no; false if something in the records
+    /// made no sense.
+    pub fn run(mut self, chunks: &Receiver<Chunk>, send: impl Fn(Vec<Event>) -> bool) -> bool {
         let mut sane = true;
         for chunk in chunks {
             let mut events = Vec::new();
@@ -86,7 +87,7 @@ impl Resolver {
                 }
             }
             lock(&self.live).unresolved = self.names.unresolved;
-            if !events.is_empty() && out.send(events).is_err() {
+            if !events.is_empty() && !send(events) {
                 break;
             }
         }

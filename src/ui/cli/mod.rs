@@ -1,8 +1,15 @@
 //! One file a subcommand.
 
+pub mod attach;
+pub mod choose;
+pub mod cure;
+pub mod demo;
 pub mod digest;
+pub mod failure;
 pub mod flame;
+pub mod info;
 pub mod info_run;
+pub mod record;
 pub mod top;
 
 use crate::profile::reader::{LiveSet, Reader};

@@ -1,0 +1,325 @@
+//! A recording: the threads, the clock, the reasons to stop.
+
+use super::drain::{self, Drain};
+use super::live::Live;
+use super::names::{NamedFrame, Names};
+use super::resolve::{Event, Resolver, lock};
+use crate::attach::process::MemoryUse;
+use crate::attach::session::{self, Session};
+use crate::profile::facts::{EndReason, Losses, MemorySample};
+use crate::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use pyheap_injector::RemoteMemory;
+use pyheap_protocol::RemoteAddr;
+use pyheap_protocol::control::{Control, Counters, Identity};
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Chunks that may wait for the resolver, and batches for the writer.
+const QUEUE: usize = 256;
+/// The files are brought up to date this often.
+const FLUSH: Duration = Duration::from_millis(500);
+/// Buffered bytes at which the writer does not wait for that.
+const FLUSH_BYTES: usize = 1 << 20;
+
+/// Why a recording has to end by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Stop {
+    /// The target is gone.
+    TargetGone,
+    /// The target has become another program by exec.
+    TargetReplaced,
+    /// The files cannot be written any more.
+    WriteFailed(String),
+    /// The shim has switched itself off: its ring had been full for too long, nobody having emptied it.
+    Suspended,
+    /// The target's records make no sense.
+    Damaged,
+    /// Another tool has taken our hooks out.
+    HooksLost,
+}
+
+impl Stop {
+    /// For people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match self {
+            Self::TargetGone => "the target has ended".to_owned(),
+            Self::TargetReplaced => "the target has become another program (exec)".to_owned(),
+            Self::WriteFailed(error) => format!("the files cannot be written: {error}"),
+            Self::Suspended => "pyheap was stopped for so long that the hooks switched themselves off".to_owned(),
+            Self::Damaged => "the target's records are damaged".to_owned(),
+            Self::HooksLost => {
+                "another tool (tracemalloc, for example) has taken our hooks out of the allocators".to_owned()
+            }
+        }
+    }
+}
+
+/// Messages to the writer.
+enum Write {
+    Events(Vec<Event>),
+    Memory(Duration, MemorySample),
+    Losses(Duration, Losses),
+    End(Duration, EndReason),
+}
+
+/// What a recording has come to.
+#[derive(Debug)]
+pub struct Outcome {
+    /// How long it took.
+    pub elapsed: Duration,
+    /// Events written.
+    pub events: u64,
+    /// Why the files are not complete, if so.
+    pub write_error: Option<WriteError>,
+    /// The shim's counters at the end.
+    pub counters: Counters,
+}
+
+/// A running recording.
+#[derive(Debug)]
+pub struct Recorder {
+    /// The model of what is live.
+    pub live: Arc<Mutex<Live>>,
+    started: Instant,
+    stop: Arc<AtomicBool>,
+    failed: Arc<Mutex<Option<String>>>,
+    drain: Option<JoinHandle<drain::Ended>>,
+    resolver: Option<JoinHandle<bool>>,
+    writer: Option<JoinHandle<(u64, Option<WriteError>)>>,
+    to_writer: Option<Sender<Write>>,
+    last_counters: Counters,
+    written_losses: Losses,
+    heartbeat: u64,
+}
+
+impl Recorder {
+    /// Starts draining `session`, into `files` if there are any.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start(session: &Session, files: Option<ProfileWriter>, started: Instant) -> std::io::Result<Self> {
+        let live = Arc::new(Mutex::new(Live::new(session.period())));
+        let stop = Arc::new(AtomicBool::new(false));
+        let failed = Arc::new(Mutex::new(None));
+        let (to_resolver, chunks) = bounded(QUEUE);
+        let (to_writer, messages) = bounded::<Write>(QUEUE);
+        let drain = Drain::new(session, started);
+        let names = Names::new(session.target.interpreter.layout, session.memory());
+        let resolver = Resolver::new(names, Arc::clone(&live));
+        let drain = {
+            let stop = Arc::clone(&stop);
+            std::thread::Builder::new().name("drain".into()).spawn(move || drain.run(&to_resolver, &stop))?
+        };
+        let resolver = {
+            let out = to_writer.clone();
+            let send = move |events| out.send(Write::Events(events)).is_ok();
+            std::thread::Builder::new().name("resolve".into()).spawn(move || resolver.run(&chunks, send))?
+        };
+        let writer = {
+            let failed = Arc::clone(&failed);
+            std::thread::Builder::new().name("write".into()).spawn(move || write(files, &messages, &failed))?
+        };
+        Ok(Self {
+            live,
+            started,
+            stop,
+            failed,
+            drain: Some(drain),
+            resolver: Some(resolver),
+            writer: Some(writer),
+            to_writer: Some(to_writer),
+            last_counters: Counters::default(),
+            written_losses: Losses::default(),
+            heartbeat: 0,
+        })
+    }
+
+    /// Time since the start.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// What the shim has counted, when it was last asked.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.last_counters
+    }
+
+    /// Looks whether the recording has to end. Cheap; call it often.
+    #[must_use]
+    pub fn must_stop(&self, session: &Session) -> Option<Stop> {
+        if let Some(error) = self.failed.lock().ok().and_then(|failed| failed.clone()) {
+            return Some(Stop::WriteFailed(error));
+        }
+        if !session.target.facts.id.is_alive() {
+            return Some(Stop::TargetGone);
+        }
+        if self.drain.as_ref().is_some_and(JoinHandle::is_finished) {
+            // The address space is gone: the target is ending, or has called exec.
+            return Some(if session.is_replaced() { Stop::TargetReplaced } else { Stop::Damaged });
+        }
+        None
+    }
+
+    /// What is due every second: heartbeat, memory of the target, losses, and whether our hooks are still there.
+    pub fn every_second(&mut self, session: &Session) -> Option<Stop> {
+        let memory = session.memory();
+        self.heartbeat += 1;
+        let at = session.identity().base + offset_of!(Identity, heartbeat) as u64;
+        let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
+        self.note_memory(session);
+        self.note_losses(session);
+        if memory.read_u64(session.control(offset_of!(Control, gate))).is_ok_and(|gate| gate != 1) {
+            return Some(Stop::Suspended);
+        }
+        match session.hooks_in_place() {
+            Ok(domains) if domains.contains(&Some(false)) => Some(Stop::HooksLost),
+            _ => None,
+        }
+    }
+
+    fn note_memory(&self, session: &Session) {
+        if let Ok(now) = MemoryUse::of(session.target.facts.id.pid) {
+            let sample = MemorySample {
+                rss: now.rss_bytes,
+                anon: now.anonymous_bytes,
+                swap: now.swap_bytes,
+                ..MemorySample::default()
+            };
+            self.tell(Write::Memory(self.elapsed(), sample));
+        }
+    }
+
+    fn note_losses(&mut self, session: &Session) {
+        if let Ok(counters) = Drain::new(session, self.started).read_counters() {
+            self.last_counters = counters;
+        }
+        let losses = losses(&self.last_counters, lock(&self.live).unresolved);
+        if losses != self.written_losses {
+            self.written_losses = losses.clone();
+            self.tell(Write::Losses(self.elapsed(), losses));
+        }
+    }
+
+    fn tell(&self, message: Write) {
+        if let Some(writer) = &self.to_writer {
+            let _ = writer.send(message);
+        }
+    }
+
+    /// Ends the recording: takes the last records, and closes the files with `reason`. The hooks are still in the target.
+    ///
+    /// # Panics
+    /// Never: a thread that panicked counts as one that failed.
+    pub fn finish(mut self, session: &Session, reason: &EndReason) -> Outcome {
+        self.note_memory(session);
+        self.stop.store(true, Ordering::Release);
+        let _ = self.drain.take().map(JoinHandle::join);
+        let _ = self.resolver.take().map(JoinHandle::join);
+        self.note_losses(session);
+        let elapsed = self.elapsed();
+        self.tell(Write::End(elapsed, reason.clone()));
+        self.to_writer = None;
+        let (events, write_error) = self.writer.take().and_then(|w| w.join().ok()).unwrap_or_default();
+        Outcome { elapsed, events, write_error, counters: self.last_counters }
+    }
+}
+
+/// The losses worth telling, by name; `docs/format.md` lists them.
+#[must_use]
+pub fn losses(counters: &Counters, unresolved_frames: u64) -> Losses {
+    let named = [
+        ("events_lost_ring_full", counters.lost_allocs + counters.lost_frees),
+        ("stacks_lost_ring_full", counters.lost_stacks),
+        ("samples_lost_lock_busy", counters.contended),
+        ("samples_lost_in_signal_handler", counters.nested),
+        ("samples_lost_table_full", counters.table_full),
+        ("samples_not_proven", counters.unproven),
+        ("frees_missed", counters.missed_frees + counters.dropped_frees),
+        ("bytes_in_lost_samples", counters.lost_bytes),
+        ("frames_not_named", unresolved_frames),
+    ];
+    Losses(named.into_iter().filter(|&(_, count)| count != 0).map(|(name, count)| (name.to_owned(), count)).collect())
+}
+
+/// The writer thread: puts what comes into the files, and brings those up to date twice a second.
+fn write(
+    mut files: Option<ProfileWriter>,
+    messages: &Receiver<Write>,
+    failed: &Mutex<Option<String>>,
+) -> (u64, Option<WriteError>) {
+    let mut error = None;
+    let mut next_flush = Instant::now() + FLUSH;
+    loop {
+        let message = messages.recv_timeout(next_flush.saturating_duration_since(Instant::now()));
+        let ended = matches!(message, Err(RecvTimeoutError::Disconnected));
+        let Some(open) = files.as_mut().filter(|_| error.is_none()) else {
+            // Nothing to write to: take the messages all the same, so that nobody waits.
+            if ended {
+                return (0, error);
+            }
+            next_flush = Instant::now() + FLUSH;
+            continue;
+        };
+        let result = message.map_or(Ok(()), |message| put(open, message));
+        let due = ended || Instant::now() >= next_flush || open.buffered_bytes() >= FLUSH_BYTES;
+        let result = result.and_then(|()| if due { open.flush() } else { Ok(()) });
+        if due {
+            next_flush = Instant::now() + FLUSH;
+        }
+        if let Err(problem) = result {
+            if let Ok(mut failed) = failed.lock() {
+                *failed = Some(describe(&problem));
+            }
+            error = Some(problem);
+        }
+        if ended {
+            return (open.event_count(), error);
+        }
+    }
+}
+
+fn describe(error: &WriteError) -> String {
+    use std::error::Error;
+    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
+fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
+    match message {
+        Write::Events(events) => {
+            for event in events {
+                match event {
+                    Event::Trace(stack) => {
+                        let frames: Vec<Frame<'_>> = stack.iter().map(frame).collect();
+                        files.add_trace(&frames)?;
+                    }
+                    Event::Alloc { at, trace, size, domain } => {
+                        files.alloc(at, trace, size, AllocDetail { domain, thread: 0 });
+                    }
+                    Event::Free { at, trace, size } => files.free(at, trace, size),
+                }
+            }
+        }
+        Write::Memory(at, sample) => files.memory(at, &sample),
+        Write::Losses(at, losses) => files.losses(at, &losses),
+        Write::End(at, reason) => files.end(at, &reason),
+    }
+    Ok(())
+}
+
+fn frame(named: &NamedFrame) -> Frame<'_> {
+    Frame { file: &named.file, line: named.line, function: &named.function }
+}
+
+impl Session {
+    /// True if the process has become another program.
+    fn is_replaced(&self) -> bool {
+        session::is_replaced(self)
+    }
+}

@@ -1,0 +1,170 @@
+//! `pyheap attach`: what grows, live, as text.
+
+use super::choose;
+use super::failure::Failure;
+use super::record::{detach, stop_signals};
+use crate::attach::Session;
+use crate::attach::process::MemoryUse;
+use crate::attach::session::Options;
+use crate::collect::live::{Estimate, Live};
+use crate::collect::resolve::lock;
+use crate::collect::{Recorder, Stop};
+use crate::report::human::{self, Human};
+use crate::ui::output::{note, to_stdout};
+use crate::ui::units;
+use std::collections::HashMap;
+use std::error::Error;
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often we look whether it is time to stop.
+const LOOK: Duration = Duration::from_millis(20);
+/// Rows of the table.
+const ROWS: usize = 15;
+
+/// Attach to a running Python process and show what it allocates and keeps, by allocation site.
+///
+/// Only what is allocated after the attach can be seen. Ctrl-C quits and leaves the process as it was.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The process; without it the only attachable Python process.
+    #[arg(value_name = "PID")]
+    pub process: Option<i32>,
+
+    /// Time between two updates.
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::parse_duration)]
+    pub interval: Duration,
+
+    /// Mean distance of samples, in bytes of allocation.
+    #[arg(long, value_name = "BYTES", default_value = "128KiB", value_parser = super::record::parse_period)]
+    pub period: u64,
+
+    /// Quit after this time.
+    #[arg(long, short, value_name = "TIME", value_parser = units::parse_duration)]
+    pub duration: Option<Duration>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// With the exit codes of `pyheap record`.
+pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let stop = stop_signals()?;
+    let target = choose::target(args.process)?;
+    let options = Options { period: args.period, domains: 7, sizes: pyheap_injector::region::Sizes::default() };
+    let session = Session::attach(target, options).map_err(Failure::from)?;
+    let pid = session.target.facts.id.pid;
+    let mut recorder = match Recorder::start(&session, None, Instant::now()) {
+        Ok(recorder) => recorder,
+        Err(error) => {
+            let _ = session.detach();
+            return Err(error.into());
+        }
+    };
+    note(&format!("attached to PID {pid} (Ctrl-C quits and detaches)"));
+    let first = MemoryUse::of(pid).map_or(0, |memory| memory.rss_bytes);
+    let terminal = std::io::stdout().is_terminal();
+    let (mut next_second, mut next_view) = (Duration::ZERO, args.interval);
+    let ended = loop {
+        if stop.load(Ordering::Acquire) || args.duration.is_some_and(|duration| recorder.elapsed() >= duration) {
+            break None;
+        }
+        if let Some(stop) = recorder.must_stop(&session) {
+            break Some(stop);
+        }
+        let elapsed = recorder.elapsed();
+        if elapsed >= next_second {
+            next_second += Duration::from_secs(1);
+            if let Some(stop) = recorder.every_second(&session) {
+                break Some(recorder.must_stop(&session).unwrap_or(stop));
+            }
+        }
+        if elapsed >= next_view {
+            next_view = elapsed + args.interval;
+            let text = view(&session, &recorder, first);
+            let text = if terminal { format!("\x1b[H\x1b[2J{text}") } else { text };
+            if to_stdout(&text).is_err() {
+                break None;
+            }
+        }
+        std::thread::sleep(LOOK);
+    };
+    let reason = crate::profile::facts::EndReason::Stopped;
+    recorder.finish(&session, &reason);
+    match ended {
+        Some(Stop::TargetGone | Stop::TargetReplaced) => {
+            session.forget();
+            note("the target has ended");
+            Ok(())
+        }
+        Some(other) => {
+            detach(session)?;
+            Err(Failure::failed(other.describe()).into())
+        }
+        None => {
+            detach(session)?;
+            note(&format!("detached from PID {pid}"));
+            Ok(())
+        }
+    }
+}
+
+fn view(session: &Session, recorder: &Recorder, rss_first: u64) -> String {
+    let facts = &session.target.facts;
+    let rss = MemoryUse::of(facts.id.pid).map_or(0, |memory| memory.rss_bytes);
+    let live = lock(&recorder.live);
+    let losses = crate::collect::recorder::losses(&recorder.counters(), live.unresolved);
+    let lost: String = losses.0.iter().map(|(name, count)| format!("  {name} {count}")).collect();
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "live since the attach: {} ± {} in {} samples of {}  (RSS {} -> {})",
+        human::bytes(live.total.bytes),
+        human::bytes(live.total.error95()),
+        human::count(live.total.samples as f64),
+        human::count(live.sampled as f64),
+        human::bytes(rss_first as f64),
+        human::bytes(rss as f64),
+    );
+    let _ = writeln!(
+        text,
+        "PID {}  Python {}  attached for {}  {}{lost}",
+        facts.id.pid,
+        session.target.interpreter.version,
+        Human(Duration::from_secs(recorder.elapsed().as_secs())),
+        human::clean(&facts.short_command(60)),
+    );
+    let _ = writeln!(text, "{:>10} {:>10} {:>7} {:>10}  SITE", "LIVE", "±", "SHARE", "OBJECTS");
+    for (site, estimate) in sites(&live).into_iter().take(ROWS) {
+        let _ = writeln!(
+            text,
+            "{:>10} {:>10} {:>7} {:>10}  {site}",
+            human::bytes(estimate.bytes),
+            human::bytes(estimate.error95()),
+            human::share(estimate.bytes, live.total.bytes),
+            human::count(estimate.objects),
+        );
+    }
+    text
+}
+
+/// Live memory by allocating line, largest first.
+fn sites(live: &Live) -> Vec<(String, Estimate)> {
+    let mut by_line: HashMap<(&str, u32, &str), Estimate> = HashMap::new();
+    for trace in &live.traces {
+        let Some(frame) = trace.stack.first().filter(|_| trace.live.samples > 0) else { continue };
+        let sum = by_line.entry((&frame.file, frame.line, &frame.function)).or_default();
+        sum.samples += trace.live.samples;
+        sum.bytes += trace.live.bytes;
+        sum.objects += trace.live.objects;
+        sum.variance += trace.live.variance;
+    }
+    let mut sites: Vec<(String, Estimate)> = by_line
+        .into_iter()
+        .map(|((file, line, function), sum)| (human::clean(&format!("{file}:{line} {function}")).into_owned(), sum))
+        .collect();
+    sites.sort_by(|a, b| b.1.bytes.total_cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
+    sites
+}

@@ -1,0 +1,137 @@
+//! Which process is meant.
+
+use super::failure::{Failure, code};
+use crate::attach::candidates::{self, Candidate};
+use crate::attach::{Target, preflight, process};
+use crate::report::human;
+use crate::ui::output::note;
+use std::io::{IsTerminal, Write};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Pause between two looks at a program that has just been started.
+const LOOK: Duration = Duration::from_millis(1);
+/// After this time without an interpreter we say what we are waiting for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Looks at `pid`, or chooses among the Python processes that are there.
+///
+/// # Errors
+/// When the process cannot be attached to, or there is none or more than one to choose from.
+pub fn target(pid: Option<i32>) -> Result<Target, Failure> {
+    if let Some(pid) = pid {
+        return Ok(preflight::check(pid)?);
+    }
+    let all = candidates::list();
+    let attachable: Vec<&Candidate> = all.iter().filter(|c| c.attachable.is_ok()).collect();
+    match attachable.as_slice() {
+        [] => {
+            let mut text = "no Python process was found that can be attached to".to_owned();
+            for other in &all {
+                if let Err(why) = &other.attachable {
+                    text += &format!("\n  {} ({}): {why}", other.pid, human::clean(&other.command));
+                }
+            }
+            Err(Failure::new(code::USAGE, text))
+        }
+        [only] => {
+            note(&format!("taking the only attachable Python process: {}", describe(only)));
+            Ok(preflight::check(only.pid)?)
+        }
+        several if std::io::stdin().is_terminal() && std::io::stderr().is_terminal() => ask(several),
+        several => {
+            let list: String = several.iter().map(|c| format!("\n  {}", describe(c))).collect();
+            let text = format!("there are {} attachable Python processes; name one by its pid:{list}", several.len());
+            Err(Failure::new(code::USAGE, text))
+        }
+    }
+}
+
+fn describe(candidate: &Candidate) -> String {
+    let version = candidate.version.map_or_else(|| "?".to_owned(), |version| version.to_string());
+    let rss = human::bytes(candidate.rss_bytes as f64);
+    format!("{}  Python {version}  {rss}  {}", candidate.pid, human::clean(&candidate.command))
+}
+
+fn ask(candidates: &[&Candidate]) -> Result<Target, Failure> {
+    note("several Python processes can be attached to:");
+    for (number, candidate) in candidates.iter().enumerate() {
+        note(&format!("{:>3})  {}", number + 1, describe(candidate)));
+    }
+    let _ = write!(std::io::stderr(), "number (nothing to quit): ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).map_err(Failure::failed)?;
+    let chosen = answer.trim().parse::<usize>().ok().and_then(|n| candidates.get(n.checked_sub(1)?));
+    match chosen {
+        Some(candidate) => Ok(preflight::check(candidate.pid)?),
+        None => Err(Failure::new(code::USAGE, "no process was chosen")),
+    }
+}
+
+/// A program that we have started.
+#[derive(Debug)]
+pub struct Started {
+    child: Child,
+    /// Its command line, for messages.
+    pub name: String,
+}
+
+impl Started {
+    /// Starts `command` with our standard streams.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub fn new(command: &[String]) -> Result<Self, Failure> {
+        let [program, arguments @ ..] = command else {
+            return Err(Failure::new(code::USAGE, "no command was given after --"));
+        };
+        let child = Command::new(program)
+            .args(arguments)
+            .spawn()
+            .map_err(|error| Failure::new(code::USAGE, format!("cannot run {program}: {error}")))?;
+        Ok(Self { child, name: program.clone() })
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap_or(0)
+    }
+
+    /// Waits until an interpreter is up in it, or in a process that it has started (a shell, `uv run`).
+    ///
+    /// # Errors
+    /// When it ends before, or its Python is one that cannot be attached to, or `stop` is set.
+    pub fn wait_for_python(&mut self, stop: &AtomicBool) -> Result<Target, Failure> {
+        let started = Instant::now();
+        let mut said = false;
+        loop {
+            if let Some(status) = self.ended() {
+                return Err(Failure::failed(format!("{} ended before a Python interpreter was up: {status}", self.name)));
+            }
+            if stop.load(Ordering::Acquire) {
+                return Err(Failure::failed("interrupted while waiting for a Python interpreter"));
+            }
+            let mut refusal = None;
+            for pid in std::iter::once(self.pid()).chain(process::descendants(self.pid())) {
+                match preflight::check(pid) {
+                    Ok(target) => return Ok(target),
+                    Err(error) if candidates::looks_like_python(pid) => refusal = Some(error),
+                    Err(_) => {}
+                }
+            }
+            if started.elapsed() > PATIENCE && !said {
+                said = true;
+                let why = refusal.map_or_else(String::new, |refusal| format!(" ({refusal})"));
+                note(&format!("waiting for a Python interpreter in {}{why}", self.name));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+}

@@ -1,0 +1,106 @@
+//! `pyheap info`: of a profile, or of a process.
+
+use super::info_run;
+use crate::attach::session::{live_owner, regions};
+use crate::attach::{Refusal, preflight};
+use crate::profile::names::ProfileNames;
+use crate::ui::output::to_stdout;
+use pyheap_injector::infect::Found;
+use serde::Serialize;
+use std::error::Error;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Show what a profile contains, or what pyheap finds in a process: can it be attached to, is somebody recording it, has
+/// an earlier pyheap left something there.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A profile (its filebase `run`, or any of its files), or a process id. A number is a process unless there is a
+    /// profile of that name.
+    #[arg(value_name = "BASE|PID")]
+    pub what: PathBuf,
+
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What there is in a process.
+#[derive(Debug, Serialize)]
+struct Process {
+    pid: i32,
+    attachable: bool,
+    python: Option<String>,
+    why_not: Option<String>,
+    regions: Vec<Region>,
+}
+
+#[derive(Debug, Serialize)]
+struct Region {
+    base: u64,
+    len: u64,
+    state: &'static str,
+    owner: Option<u32>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When there is neither such a profile nor such a process.
+pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let pid = args.what.to_str().and_then(|text| text.parse::<i32>().ok());
+    match pid {
+        Some(pid) if ProfileNames::find(&args.what).is_none() => Ok(process(pid, args.json)?),
+        _ => info_run::run(&info_run::Args { base: args.what.clone(), json: args.json }),
+    }
+}
+
+fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
+    let checked = preflight::check(pid);
+    if let Err(refusal @ (Refusal::NoSuchProcess { .. } | Refusal::Thread { .. } | Refusal::Ended { .. })) = checked {
+        return Err(super::failure::Failure::from(refusal).into());
+    }
+    let regions = regions(pid)
+        .into_iter()
+        .map(|found| match found {
+            Found::Region(identity) => {
+                let owner = live_owner(pid, &identity);
+                let state = match owner {
+                    Some(_) => "recording",
+                    None if identity.target_pid != pid as u32 => "inherited by fork, inert",
+                    None => "left behind by a pyheap that is gone",
+                };
+                Region { base: identity.base, len: identity.len, state, owner }
+            }
+            Found::Empty { base, len } => Region { base, len, state: "mapped by a pyheap that was killed", owner: None },
+        })
+        .collect();
+    let found = Process {
+        pid,
+        attachable: checked.is_ok(),
+        python: checked.as_ref().ok().map(|target| target.interpreter.version.to_string()),
+        why_not: checked.err().map(|refusal| super::failure::chain(&refusal)),
+        regions,
+    };
+    let text = if json { serde_json::to_string_pretty(&found)? + "\n" } else { render(&found) };
+    Ok(to_stdout(&text)?)
+}
+
+fn render(found: &Process) -> String {
+    let pid = found.pid;
+    let mut text = match (&found.python, &found.why_not) {
+        (Some(version), _) => format!("process {pid}: Python {version}, can be attached to\n"),
+        (None, Some(why)) => format!("process {pid} cannot be attached to: {why}\n"),
+        (None, None) => format!("process {pid}\n"),
+    };
+    if found.regions.is_empty() {
+        text += "nothing of pyheap is in it\n";
+    }
+    for region in &found.regions {
+        let owner = region.owner.map_or_else(String::new, |owner| format!(" by pyheap (pid {owner})"));
+        let remedy = if region.owner.is_none() { format!("; remove it with: pyheap cure {pid}") } else { String::new() };
+        let end = region.base.saturating_add(region.len);
+        let _ = writeln!(text, "pyheap at {:#x}-{end:#x}: {}{owner}{remedy}", region.base, region.state);
+    }
+    text
+}

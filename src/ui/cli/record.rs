@@ -1,0 +1,369 @@
+//! `pyheap record`: a recording into files.
+
+use super::choose::{self, Started};
+use super::failure::{Failure, chain, code};
+use crate::attach::session::Options;
+use crate::attach::{AttachError, Session, Target};
+use crate::collect::{Outcome, Recorder, Stop};
+use crate::profile::facts::{EndReason, Facts};
+use crate::profile::names::{Part, ProfileNames, SuffixStyle};
+use crate::profile::writer::ProfileWriter;
+use crate::report::human::{self, Human};
+use crate::ui::output::note;
+use crate::ui::units;
+use pyheap_injector::Cure;
+use pyheap_protocol::domain;
+use std::error::Error;
+use std::io::{IsTerminal, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+/// How often we look whether it is time to stop.
+const LOOK: Duration = Duration::from_millis(10);
+/// Progress is shown this often at a terminal, and elsewhere.
+const PROGRESS_TERMINAL: Duration = Duration::from_secs(1);
+const PROGRESS_LOG: Duration = Duration::from_secs(10);
+
+/// Record a running Python process into files.
+///
+/// Without a PID the only Python process that can be attached to is taken; if there are several you are asked (at a
+/// terminal) or shown the list. Ctrl-C ends the recording: the files are complete then and the process is as before.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Exit codes: 0 recorded; 1 the recording failed on the way, what there is is kept; 2 wrong usage, \
+or no or several processes to choose from; 3 no such process; 4 not permitted; 5 not a supported Python; 6 already \
+traced or recorded by another; 7 cannot be attached to for another reason.")]
+pub struct Args {
+    /// The process to record.
+    #[arg(value_name = "PID", conflicts_with_all = ["pid", "command"])]
+    pub process: Option<i32>,
+
+    /// The process to record.
+    #[arg(long, value_name = "PID", conflicts_with = "command")]
+    pub pid: Option<i32>,
+
+    /// Stop after this time: 90s, 10m, 1h30m. Without it: until Ctrl-C or the end of the process.
+    #[arg(long, short, value_name = "TIME", value_parser = units::parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// Name of the files: BASE._hpm, BASE._hpd, BASE._hpx.
+    #[arg(long, short, value_name = "BASE", default_value = "run")]
+    pub output: PathBuf,
+
+    /// Mean distance of samples, in bytes of allocation. Smaller is more precise and costs more; 1 records every
+    /// allocation.
+    #[arg(long, value_name = "BYTES", default_value = "128KiB", value_parser = parse_period)]
+    pub period: u64,
+
+    /// Spelling of the file names: `._hpm`, or `.hpm` as the original heapprof opens them.
+    #[arg(long, value_name = "SUFFIX", default_value = "._hpm")]
+    pub suffix: SuffixStyle,
+
+    /// Say more: what was found and what the attach cost.
+    #[arg(long, short)]
+    pub verbose: bool,
+
+    /// Start this program and record it from the moment its interpreter is up.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Parses a period that makes sense: 1 byte to 64 MiB.
+///
+/// # Errors
+/// With what is wrong.
+pub fn parse_period(text: &str) -> Result<u64, String> {
+    let period = units::parse_size(text).map_err(|error| error.to_string())?;
+    if (1..=64 << 20).contains(&period) { Ok(period) } else { Err("must lie between 1 byte and 64 MiB".to_owned()) }
+}
+
+/// Sets a flag at SIGINT, SIGTERM and SIGHUP. SIGXFSZ is taken as well: a file size limit is an error of the write, not
+/// a reason to die with hooks in the target.
+///
+/// # Errors
+/// When the handlers cannot be installed.
+pub fn stop_signals() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Failure::failed)?;
+    }
+    let ignored = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(libc::SIGXFSZ, ignored).map_err(Failure::failed)?;
+    Ok(stop)
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// With the exit code that `--help` lists.
+pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let stop = stop_signals()?;
+    check_writable(args)?;
+    let mut started = if args.command.is_empty() { None } else { Some(Started::new(&args.command)?) };
+    let target = match &mut started {
+        Some(program) => program.wait_for_python(&stop)?,
+        None => choose::target(args.process.or(args.pid))?,
+    };
+    Ok(record(args, target, started.as_mut(), &stop)?)
+}
+
+/// Sees that the files can be made, before anything is touched; an older profile of that name stays as it is until the
+/// new recording begins.
+fn check_writable(args: &Args) -> Result<(), Failure> {
+    let names = ProfileNames::new(&args.output, args.suffix);
+    for part in [Part::Traces, Part::Events, Part::Sidecar] {
+        let path = names.path(part);
+        let existed = path.exists();
+        std::fs::OpenOptions::new().create(true).append(true).open(&path).map_err(|error| {
+            let text = format!("cannot write {}: {error}; choose another place with -o", path.display());
+            Failure::failed(text)
+        })?;
+        if !existed {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+    Ok(())
+}
+
+fn record(
+    args: &Args,
+    target: Target,
+    mut program: Option<&mut Started>,
+    stop: &AtomicBool,
+) -> Result<(), Failure> {
+    let pid = target.facts.id.pid;
+    if args.verbose {
+        let interpreter = &target.interpreter;
+        note(&format!(
+            "Python {} in {} (offsets: {:?})",
+            interpreter.version,
+            interpreter.path.display(),
+            interpreter.offset_source
+        ));
+    }
+    let options = Options { period: args.period, domains: 7, sizes: pyheap_injector::region::Sizes::default() };
+    let session = match Session::attach(target, options) {
+        Ok(session) => session,
+        Err(error) => return Err(attach_failure(pid, error)),
+    };
+    let begun = Instant::now();
+    let files = ProfileWriter::create(&args.output, args.suffix, SystemTime::now(), args.period, &facts(&session));
+    let files = match files {
+        Ok(files) => files,
+        Err(error) => {
+            let _ = session.detach();
+            return Err(Failure::failed(error));
+        }
+    };
+    let names = files.names().clone();
+    let mut recorder = match Recorder::start(&session, Some(files), begun) {
+        Ok(recorder) => recorder,
+        Err(error) => {
+            let _ = session.detach();
+            return Err(Failure::failed(error));
+        }
+    };
+    note(&format!("recording PID {pid} into {} (Ctrl-C ends it)", names.path(Part::Traces).display()));
+    if args.verbose {
+        note(&cost(&session));
+    }
+    let why = wait(args, &session, &mut recorder, program.as_deref_mut(), stop);
+    let (reason, stopped) = match why {
+        Why::Asked => (EndReason::Stopped, None),
+        Why::Duration => (EndReason::DurationReached, None),
+        Why::Stop(stop) => (end_reason(&stop, program), Some(stop)),
+    };
+    let live = Arc::clone(&recorder.live);
+    let outcome = recorder.finish(&session, &reason);
+    let cured = match stopped {
+        Some(Stop::TargetGone | Stop::TargetReplaced) => {
+            session.forget();
+            Ok(())
+        }
+        _ => detach(session),
+    };
+    report(&outcome, &reason, &names, &crate::collect::resolve::lock(&live).total);
+    let failed = match stopped {
+        None | Some(Stop::TargetGone | Stop::TargetReplaced) => None,
+        Some(other) => Some(other.describe()),
+    };
+    let failed = outcome.write_error.as_ref().map(|error| chain(error)).or(failed);
+    cured?;
+    match failed {
+        Some(why) => Err(Failure::failed(format!(
+            "{why}; the recording has ended, what was recorded until then is in {}",
+            names.path(Part::Traces).display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// An attach can fail because the process has ended meanwhile.
+fn attach_failure(pid: i32, error: AttachError) -> Failure {
+    match crate::attach::preflight::check(pid) {
+        Err(refusal) if refusal.exit_code() == 3 => refusal.into(),
+        _ => error.into(),
+    }
+}
+
+/// Why the wait ended.
+enum Why {
+    Asked,
+    Duration,
+    Stop(Stop),
+}
+
+fn wait(
+    args: &Args,
+    session: &Session,
+    recorder: &mut Recorder,
+    mut program: Option<&mut Started>,
+    stop: &AtomicBool,
+) -> Why {
+    let terminal = std::io::stderr().is_terminal();
+    let every = if terminal { PROGRESS_TERMINAL } else { PROGRESS_LOG };
+    let (mut next_second, mut next_progress) = (Duration::ZERO, every);
+    let end = |why| {
+        if terminal {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+        why
+    };
+    loop {
+        if stop.load(Ordering::Acquire) {
+            return end(Why::Asked);
+        }
+        // Reaps a program of ours, so that it does not count as alive.
+        let _ = program.as_mut().map(|program| program.ended());
+        if let Some(stop) = recorder.must_stop(session) {
+            return end(Why::Stop(stop));
+        }
+        let elapsed = recorder.elapsed();
+        if args.duration.is_some_and(|duration| elapsed >= duration) {
+            return end(Why::Duration);
+        }
+        if elapsed >= next_second {
+            next_second += Duration::from_secs(1);
+            if let Some(stop) = recorder.every_second(session) {
+                return end(Why::Stop(recorder.must_stop(session).unwrap_or(stop)));
+            }
+        }
+        if elapsed >= next_progress {
+            next_progress = elapsed + every;
+            let line = progress(args, recorder);
+            if terminal {
+                let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+            } else {
+                note(&line);
+            }
+        }
+        let left = args.duration.map_or(LOOK, |duration| duration.saturating_sub(recorder.elapsed()));
+        std::thread::sleep(LOOK.min(left));
+    }
+}
+
+fn progress(args: &Args, recorder: &Recorder) -> String {
+    let elapsed = recorder.elapsed();
+    let live = crate::collect::resolve::lock(&recorder.live);
+    let left = match args.duration {
+        Some(duration) => format!("{} left", Human(duration.saturating_sub(elapsed))),
+        None => "until Ctrl-C".to_owned(),
+    };
+    let losses = crate::collect::recorder::losses(&recorder.counters(), live.unresolved);
+    let lost = match losses.0.iter().next() {
+        None => "nothing lost".to_owned(),
+        Some((name, count)) => format!("{name} {count}"),
+    };
+    format!(
+        "{} ({left})  {} samples  live since the attach {} ± {}  {lost}",
+        Human(Duration::from_secs(elapsed.as_secs())),
+        human::count(live.sampled as f64),
+        human::bytes(live.total.bytes),
+        human::bytes(live.total.error95()),
+    )
+}
+
+fn end_reason(stop: &Stop, program: Option<&mut Started>) -> EndReason {
+    match stop {
+        Stop::TargetGone => {
+            let status = program.and_then(|program| program.ended());
+            match status.and_then(|status| status.signal()) {
+                Some(signal) => EndReason::TargetKilled { signal },
+                None => EndReason::TargetExited { code: status.and_then(|status| status.code()) },
+            }
+        }
+        Stop::TargetReplaced => EndReason::TargetReplaced,
+        other => EndReason::Failed { error: other.describe() },
+    }
+}
+
+/// Takes the hooks out and says what could not be.
+///
+/// # Errors
+/// When hooks are left in the target.
+pub fn detach(session: Session) -> Result<(), Failure> {
+    let pid = session.target.facts.id.pid;
+    let alive = session.target.facts.id;
+    match session.detach() {
+        Ok(Cure::Clean(_)) => Ok(()),
+        Ok(Cure::Inert { why, .. }) => {
+            note(&format!(
+                "the hooks are out, but {why}: our code stays in process {pid}, inert; `pyheap cure {pid}` removes it later"
+            ));
+            Ok(())
+        }
+        Err(_) if !alive.is_alive() => Ok(()),
+        Err(error) => Err(Failure::new(code::FAILED, error)),
+    }
+}
+
+/// What attaching cost the target.
+fn cost(session: &Session) -> String {
+    let steps: Vec<String> = session
+        .hijacks()
+        .iter()
+        .map(|h| format!("thread {} held {:?} (disturbed {:?})", h.tid, h.held, h.disturbed))
+        .collect();
+    format!("attached: {}; domains wrapped as {:?}", steps.join(", "), session.modes)
+}
+
+fn facts(session: &Session) -> Facts {
+    let process = &session.target.facts;
+    let interpreter = &session.target.interpreter;
+    let held: Duration = session.hijacks().iter().map(|hijack| hijack.held).sum();
+    let domains = domain::NAMES
+        .iter()
+        .zip(session.modes)
+        .filter(|(_, mode)| *mode != pyheap_protocol::Mode::Off)
+        .map(|(name, _)| (*name).to_owned())
+        .collect();
+    let mut more = std::collections::BTreeMap::new();
+    more.insert("wrappers".to_owned(), format!("{:?}", session.modes).into());
+    more.insert("interpreter".to_owned(), interpreter.path.display().to_string().into());
+    Facts {
+        pid: u32::try_from(process.id.pid).ok(),
+        exe: process.exe.as_ref().map(|exe| exe.display().to_string()),
+        cmdline: process.command_line.clone(),
+        python: Some(interpreter.version.to_string()),
+        libc: None,
+        host: nix::sys::utsname::uname().ok().and_then(|name| name.nodename().to_str().map(str::to_owned)),
+        domains,
+        attach_stop_micros: u64::try_from(held.as_micros()).ok(),
+        pyheap_version: Some(crate::VERSION.to_owned()),
+        more,
+    }
+}
+
+fn report(outcome: &Outcome, reason: &EndReason, names: &ProfileNames, total: &crate::collect::live::Estimate) {
+    let end = crate::profile::facts::End::new(0, reason).describe();
+    note(&format!(
+        "recorded {} ({end}): {} events, live since the attach {} ± {}",
+        Human(outcome.elapsed),
+        human::count(outcome.events as f64),
+        human::bytes(total.bytes),
+        human::bytes(total.error95()),
+    ));
+    note(&format!("look at it with: pyheap top {}", names.base().display()));
+}
