@@ -56,11 +56,11 @@ pub enum FindError {
         source: MemoryError,
     },
     /// The interpreter does not run yet, or not any more.
-    #[error("Python {version} in process {pid} is still starting up or already shut down: try again")]
+    #[error("Python {}.{} in process {pid} is still starting up or already shut down: try again", .version.major, .version.minor)]
     NotInitialised {
         /// The process.
         pid: i32,
-        /// The version.
+        /// The version; before 3.11 its patch level is not known yet.
         version: PyVersion,
     },
     /// Two interpreters run in one process.

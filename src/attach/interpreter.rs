@@ -40,7 +40,7 @@ pub enum OffsetSource {
 /// A CPython in a process.
 #[derive(Debug, Clone)]
 pub struct Interpreter {
-    /// The version.
+    /// The version. Before 3.11 the patch level is 0 where the interpreter does not show it.
     pub version: PyVersion,
     /// The file that holds it, as the process sees it.
     pub path: PathBuf,
