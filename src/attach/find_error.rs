@@ -1,6 +1,7 @@
 //! Why no usable interpreter was found in a process, each in one sentence that says what is there instead.
 
 use super::module::{MappedFile, ModuleError};
+use super::process::printable;
 use crate::frames::{PyVersion, ValidationError};
 use procfs::ProcError;
 use pyheap_injector::MemoryError;
@@ -38,7 +39,7 @@ pub enum FindError {
         hint: &'static str,
     },
     /// It is a Python, but its file could not be used.
-    #[error("{path} cannot be read as the process's Python")]
+    #[error("{} cannot be read as the process's Python", printable(.path))]
     Module {
         /// The file.
         path: PathBuf,
@@ -64,7 +65,7 @@ pub enum FindError {
         version: PyVersion,
     },
     /// Two interpreters run in one process.
-    #[error("process {pid} runs two Python interpreters: {first} and {second}")]
+    #[error("process {pid} runs two Python interpreters: {} and {}", printable(.first), printable(.second))]
     Ambiguous {
         /// The process.
         pid: i32,
@@ -74,7 +75,7 @@ pub enum FindError {
         second: PathBuf,
     },
     /// No known layout fits.
-    #[error("Python {version} in {path} is laid out in an unknown way")]
+    #[error("Python {version} in {} is laid out in an unknown way", printable(.path))]
     Layout {
         /// The version.
         version: PyVersion,

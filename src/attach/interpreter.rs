@@ -20,9 +20,14 @@ use procfs::process::Process;
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// So many mapped libraries are searched when neither the executable nor a libpython is it.
 const MAX_OTHER_MODULES: usize = 512;
+/// So many files whose names say Python are examined.
+const MAX_NAMED_MODULES: usize = 16;
+/// The search through other libraries ends after this time; a real one takes some 10 ms.
+const MAX_SEARCH: Duration = Duration::from_secs(5);
 /// So many descendants of a process that is no Python are looked at.
 const MAX_DESCENDANTS: usize = 256;
 
@@ -118,11 +123,13 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
         .partition(|file| is_exe(file) || file.name().contains("libpython"));
     let mut first = first;
     first.sort_by_key(|file| !is_exe(file));
+    first.truncate(MAX_NAMED_MODULES);
+    let end = Instant::now() + MAX_SEARCH;
     let mut running: Option<Interpreter> = None;
     let mut refused = None;
     let other = other.into_iter().filter(|file| file.executable).take(MAX_OTHER_MODULES);
     for (is_named, file) in first.into_iter().map(|f| (true, f)).chain(other.map(|f| (false, f))) {
-        if !is_named && (running.is_some() || refused.is_some()) {
+        if !is_named && (running.is_some() || refused.is_some() || Instant::now() > end) {
             break;
         }
         match examine(pid, file, is_exe(file)) {
