@@ -13,9 +13,9 @@ use super::find_error::{self, FindError};
 use super::module::{MappedFile, Module, ModuleError};
 use super::process;
 use super::symbols::{SYMBOLS, Symbols, version_before_3_11, version_text};
+use crate::frames::PyVersion;
 use crate::frames::dwarf::Structs;
 use crate::frames::layout::{DebugOffsets, DebugOffsetsError, Layout};
-use crate::frames::{PyVersion, ValidationError};
 use procfs::process::Process;
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use std::ops::Range;
@@ -241,33 +241,42 @@ fn choose_layout(
     module: &Module,
     pid: i32,
 ) -> Result<(Layout, OffsetSource), FindError> {
+    let memory = |source| FindError::Memory { pid, source };
     let own = debug.and_then(|debug| debug.layout().ok());
     let table = Layout::of_minor(version.minor).ok();
-    let known = [(own, OffsetSource::DebugOffsets), (table, OffsetSource::Table)];
+    let dwarf = || {
+        Structs::read(&module.elf)
+            .and_then(|structs| structs.layout(version.minor))
+            .ok()
+    };
+    let sources: [(OffsetSource, &dyn Fn() -> Option<Layout>); 3] = [
+        (OffsetSource::DebugOffsets, &|| own),
+        (OffsetSource::Table, &|| table),
+        // Last, because it is the dearest.
+        (OffsetSource::Dwarf, &dwarf),
+    ];
+    let mut first_phase = None;
     let mut first_error = None;
-    for (layout, source) in known {
-        let Some(layout) = layout else { continue };
-        match phase(mem, runtime, &layout).map_err(|source| FindError::Memory { pid, source })? {
-            Phase::NotInitialised => {
-                return Err(FindError::NotInitialised { pid, version });
-            }
-            // Whoever wants to attach refuses it; who only asks what it is gets an answer while the lists still stand.
-            Phase::Running | Phase::Finalizing => {}
+    for (source, layout) in sources {
+        let Some(layout) = layout() else { continue };
+        let phase = phase(mem, runtime, &layout).map_err(memory)?;
+        first_phase = first_phase.or(Some(phase));
+        // Before and after, there is nothing to follow.
+        if phase == Phase::NotInitialised {
+            continue;
         }
         match layout.validate(mem, runtime) {
             Ok(()) => return Ok((layout, source)),
             Err(error) => first_error = first_error.or(Some(error)),
         }
     }
-    let dwarf = Structs::read(&module.elf).and_then(|structs| structs.layout(version.minor));
-    if let Ok(layout) = dwarf
-        && layout.validate(mem, runtime).is_ok()
-    {
-        return Ok((layout, OffsetSource::Dwarf));
+    match (first_phase, first_error) {
+        (Some(Phase::Running), Some(source)) => Err(FindError::Layout {
+            version,
+            path: module.path.clone(),
+            source,
+        }),
+        // Not yet or not any more; or on the way out, with its lists half taken down.
+        _ => Err(FindError::NotInitialised { pid, version }),
     }
-    Err(FindError::Layout {
-        version,
-        path: module.path.clone(),
-        source: first_error.unwrap_or(ValidationError::MainNotListed),
-    })
 }
