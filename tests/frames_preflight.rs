@@ -176,6 +176,36 @@ fn a_python_that_shuts_down_is_refused() {
     }
 }
 
+/// Python imports `encodings` before it calls itself initialised: one that waits keeps it there.
+#[test]
+fn a_python_that_starts_up_is_refused() {
+    for python in interpreters::supported() {
+        let folder = tempfile::tempdir().unwrap();
+        let package = folder.path().join("encodings");
+        std::fs::create_dir(&package).unwrap();
+        let text = "import posix\nposix.write(1, b'ready\\n')\nposix.read(0, 1)\n";
+        std::fs::write(package.join("__init__.py"), text).unwrap();
+        let mut command = Command::new(&python.path);
+        command
+            .args(["-c", "pass"])
+            .env("PYTHONPATH", folder.path())
+            .stderr(Stdio::null());
+        let mut target = Running::spawn(command);
+        if target.line().as_deref() != Some("ready") {
+            eprintln!("skipped: {} ignores PYTHONPATH", python.path.display());
+            continue;
+        }
+        let refusal = refusal(target.pid());
+        let expected = format!(
+            "Python 3.{} in process {} is still starting up or already shut down: try again",
+            python.minor(),
+            target.pid()
+        );
+        assert_eq!(refusal.to_string(), expected, "{}", python.path.display());
+        assert_eq!(refusal.exit_code(), 7);
+    }
+}
+
 #[test]
 fn other_versions_are_refused_by_name() {
     let others: Vec<_> = interpreters::all()

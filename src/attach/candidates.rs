@@ -54,7 +54,7 @@ fn candidate(pid: i32) -> Option<Candidate> {
         command: facts.short_command(COMMAND_CHARS),
         rss_bytes: MemoryUse::of(pid).map_or(0, |memory| memory.rss_bytes),
         age: facts.age,
-        attachable: checked.map(|_| ()).map_err(|refusal| refusal.to_string()),
+        attachable: checked.map(|_| ()).map_err(|refusal| with_causes(&refusal)),
     })
 }
 
@@ -84,4 +84,15 @@ pub fn looks_like_python(pid: i32) -> bool {
 fn is_extension_module(path: &std::path::Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.contains(".cpython-3") && name.ends_with(".so")
+}
+
+/// An error and its causes in one line.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line = format!("{line}: {error}");
+        cause = error.source();
+    }
+    line
 }

@@ -23,7 +23,9 @@ const MAX_SECTIONS: u16 = 4096;
 /// Names of all sections together.
 const MAX_SECTION_NAMES_BYTES: u64 = 1 << 20;
 /// One symbol or string table. The .symtab of a CPython is below 1 MB, a large embedder's some 50 MB.
-const MAX_TABLE_BYTES: u64 = 256 << 20;
+const MAX_TABLE_BYTES: u64 = 128 << 20;
+/// Longer names than this are not compared; the ones that are looked for have at most 30 bytes, and a suffix.
+const MAX_SYMBOL_BYTES: usize = 64;
 /// A symbol table entry of a 64-bit file.
 const SYMBOL_BYTES: u64 = 24;
 
@@ -244,10 +246,12 @@ impl ElfFile {
             if symbol.st_shndx == 0 || !matches!(kind, STT_FUNC | STT_OBJECT) {
                 continue;
             }
-            let Some(tail) = names.get(symbol.st_name..) else {
+            let tail = names.get(symbol.st_name..).unwrap_or_default();
+            let mut characters = tail.iter().take(MAX_SYMBOL_BYTES);
+            let Some(len) = characters.position(|byte| *byte == 0) else {
                 continue;
             };
-            let name = tail.split(|byte| *byte == 0).next().unwrap_or_default();
+            let name = tail.get(..len).unwrap_or_default();
             let Some(&name) = wanted.get(without_lto_suffix(name)) else {
                 continue;
             };

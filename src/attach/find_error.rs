@@ -1,6 +1,7 @@
 //! Why no usable interpreter was found in a process, each in one sentence that says what is there instead.
 
 use super::module::{MappedFile, ModuleError};
+use super::process::printable;
 use crate::frames::{PyVersion, ValidationError};
 use procfs::ProcError;
 use pyheap_injector::MemoryError;
@@ -38,7 +39,7 @@ pub enum FindError {
         hint: &'static str,
     },
     /// It is a Python, but its file could not be used.
-    #[error("{path} cannot be read as the process's Python")]
+    #[error("{} cannot be read as the process's Python", printable(.path))]
     Module {
         /// The file.
         path: PathBuf,
@@ -56,15 +57,15 @@ pub enum FindError {
         source: MemoryError,
     },
     /// The interpreter does not run yet, or not any more.
-    #[error("Python {version} in process {pid} is still starting up or already shut down: try again")]
+    #[error("Python {}.{} in process {pid} is still starting up or already shut down: try again", .version.major, .version.minor)]
     NotInitialised {
         /// The process.
         pid: i32,
-        /// The version.
+        /// The version; before 3.11 its patch level is not known yet.
         version: PyVersion,
     },
     /// Two interpreters run in one process.
-    #[error("process {pid} runs two Python interpreters: {first} and {second}")]
+    #[error("process {pid} runs two Python interpreters: {} and {}", printable(.first), printable(.second))]
     Ambiguous {
         /// The process.
         pid: i32,
@@ -74,7 +75,7 @@ pub enum FindError {
         second: PathBuf,
     },
     /// No known layout fits.
-    #[error("Python {version} in {path} is laid out in an unknown way")]
+    #[error("Python {version} in {} is laid out in an unknown way", printable(.path))]
     Layout {
         /// The version.
         version: PyVersion,

@@ -13,16 +13,21 @@ use super::find_error::{self, FindError};
 use super::module::{MappedFile, Module, ModuleError};
 use super::process;
 use super::symbols::{SYMBOLS, Symbols, version_before_3_11, version_text};
+use crate::frames::PyVersion;
 use crate::frames::dwarf::Structs;
 use crate::frames::layout::{DebugOffsets, DebugOffsetsError, Layout};
-use crate::frames::{PyVersion, ValidationError};
 use procfs::process::Process;
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// So many mapped libraries are searched when neither the executable nor a libpython is it.
 const MAX_OTHER_MODULES: usize = 512;
+/// So many files whose names say Python are examined.
+const MAX_NAMED_MODULES: usize = 16;
+/// The search through other libraries ends after this time; a real one takes some 10 ms.
+const MAX_SEARCH: Duration = Duration::from_secs(5);
 /// So many descendants of a process that is no Python are looked at.
 const MAX_DESCENDANTS: usize = 256;
 
@@ -40,7 +45,7 @@ pub enum OffsetSource {
 /// A CPython in a process.
 #[derive(Debug, Clone)]
 pub struct Interpreter {
-    /// The version.
+    /// The version. Before 3.11 the patch level is 0 where the interpreter does not show it.
     pub version: PyVersion,
     /// The file that holds it, as the process sees it.
     pub path: PathBuf,
@@ -118,11 +123,13 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
         .partition(|file| is_exe(file) || file.name().contains("libpython"));
     let mut first = first;
     first.sort_by_key(|file| !is_exe(file));
+    first.truncate(MAX_NAMED_MODULES);
+    let end = Instant::now() + MAX_SEARCH;
     let mut running: Option<Interpreter> = None;
     let mut refused = None;
     let other = other.into_iter().filter(|file| file.executable).take(MAX_OTHER_MODULES);
     for (is_named, file) in first.into_iter().map(|f| (true, f)).chain(other.map(|f| (false, f))) {
-        if !is_named && (running.is_some() || refused.is_some()) {
+        if !is_named && (running.is_some() || refused.is_some() || Instant::now() > end) {
             break;
         }
         match examine(pid, file, is_exe(file)) {
@@ -234,33 +241,42 @@ fn choose_layout(
     module: &Module,
     pid: i32,
 ) -> Result<(Layout, OffsetSource), FindError> {
+    let memory = |source| FindError::Memory { pid, source };
     let own = debug.and_then(|debug| debug.layout().ok());
     let table = Layout::of_minor(version.minor).ok();
-    let known = [(own, OffsetSource::DebugOffsets), (table, OffsetSource::Table)];
+    let dwarf = || {
+        Structs::read(&module.elf)
+            .and_then(|structs| structs.layout(version.minor))
+            .ok()
+    };
+    let sources: [(OffsetSource, &dyn Fn() -> Option<Layout>); 3] = [
+        (OffsetSource::DebugOffsets, &|| own),
+        (OffsetSource::Table, &|| table),
+        // Last, because it is the dearest.
+        (OffsetSource::Dwarf, &dwarf),
+    ];
+    let mut first_phase = None;
     let mut first_error = None;
-    for (layout, source) in known {
-        let Some(layout) = layout else { continue };
-        match phase(mem, runtime, &layout).map_err(|source| FindError::Memory { pid, source })? {
-            Phase::NotInitialised => {
-                return Err(FindError::NotInitialised { pid, version });
-            }
-            // Whoever wants to attach refuses it; who only asks what it is gets an answer while the lists still stand.
-            Phase::Running | Phase::Finalizing => {}
+    for (source, layout) in sources {
+        let Some(layout) = layout() else { continue };
+        let phase = phase(mem, runtime, &layout).map_err(memory)?;
+        first_phase = first_phase.or(Some(phase));
+        // Before and after, there is nothing to follow.
+        if phase == Phase::NotInitialised {
+            continue;
         }
         match layout.validate(mem, runtime) {
             Ok(()) => return Ok((layout, source)),
             Err(error) => first_error = first_error.or(Some(error)),
         }
     }
-    let dwarf = Structs::read(&module.elf).and_then(|structs| structs.layout(version.minor));
-    if let Ok(layout) = dwarf
-        && layout.validate(mem, runtime).is_ok()
-    {
-        return Ok((layout, OffsetSource::Dwarf));
+    match (first_phase, first_error) {
+        (Some(Phase::Running), Some(source)) => Err(FindError::Layout {
+            version,
+            path: module.path.clone(),
+            source,
+        }),
+        // Not yet or not any more; or on the way out, with its lists half taken down.
+        _ => Err(FindError::NotInitialised { pid, version }),
     }
-    Err(FindError::Layout {
-        version,
-        path: module.path.clone(),
-        source: first_error.unwrap_or(ValidationError::MainNotListed),
-    })
 }

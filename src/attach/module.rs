@@ -5,8 +5,10 @@
 //! the same name that was installed later is not the one that runs.
 
 use super::elf::{ElfError, ElfFile, in_memory};
+use super::process::printable;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -25,8 +27,6 @@ pub struct MappedFile {
     pub path: PathBuf,
     /// True when the kernel says that the file has no name any more.
     pub deleted: bool,
-    /// The file's device and inode numbers, as `/proc/PID/maps` has them.
-    identity: ((i32, i32), u64),
     /// Address ranges, with the offset in the file at which each begins.
     ranges: Vec<(Range<u64>, u64)>,
     /// A part of it is mapped executable.
@@ -38,11 +38,14 @@ impl MappedFile {
     #[must_use]
     pub fn all(maps: &MemoryMaps) -> Vec<Self> {
         let mut files: Vec<Self> = Vec::new();
+        // A process may have 65,530 mappings and more, each of a file of its own.
+        let mut index_of = HashMap::new();
         for map in maps {
             let MMapPath::Path(path) = &map.pathname else { continue };
+            // Device and inode: names may repeat.
             let identity = (map.dev, map.inode);
-            let known = files.iter_mut().rev().find(|file| file.identity == identity);
-            match known {
+            let next = files.len();
+            match files.get_mut(*index_of.entry(identity).or_insert(next)) {
                 Some(file) => file.add(map),
                 None => files.push(Self::new(path, map)),
             }
@@ -56,7 +59,6 @@ impl MappedFile {
         let mut file = Self {
             deleted: stripped.is_some(),
             path: stripped.unwrap_or_else(|| path.to_owned()),
-            identity: (map.dev, map.inode),
             ranges: Vec::new(),
             executable: false,
         };
@@ -69,11 +71,10 @@ impl MappedFile {
         self.executable |= map.perms.contains(MMPermissions::EXECUTE);
     }
 
-    /// The last component of the path.
+    /// The last component of the path, without control characters.
     #[must_use]
     pub fn name(&self) -> String {
-        let name = self.path.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
+        printable(Path::new(self.path.file_name().unwrap_or_default()))
     }
 
     /// True when this is the program that the process runs; `exe` is what `/proc/PID/exe` links to.

@@ -6,7 +6,8 @@
 
 use procfs::process::{MMapPath, Process, Stat, Status};
 use procfs::{Current, ProcError, ProcResult};
-use std::path::PathBuf;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A chain of parents is not followed further.
@@ -51,7 +52,7 @@ const fn is_gone(state: char) -> bool {
 pub struct Tracer {
     /// Its pid.
     pub pid: i32,
-    /// Its name, `?` when that cannot be read.
+    /// Its name, without control characters; `?` when that cannot be read.
     pub name: String,
 }
 
@@ -131,7 +132,7 @@ impl Facts {
     /// The name without control characters.
     #[must_use]
     pub fn printable_name(&self) -> String {
-        printable(std::path::Path::new(&self.name))
+        printable(Path::new(&self.name))
     }
 
     /// The command line in one line, or the name in brackets; at most `limit` characters.
@@ -170,7 +171,7 @@ fn tracer_of(process: &Process, status: &Status) -> Option<Tracer> {
     let name = Process::new(pid).and_then(|tracer| tracer.stat()).map(|stat| stat.comm);
     Some(Tracer {
         pid,
-        name: name.unwrap_or_else(|_| "?".to_owned()),
+        name: name.map_or_else(|_| "?".to_owned(), |name| printable(Path::new(&name))),
     })
 }
 
@@ -280,16 +281,12 @@ pub fn descendants(pid: i32) -> Vec<i32> {
 ///
 /// # Errors
 /// When the process is gone or may not be looked into.
-pub fn mapped_files(process: &Process) -> ProcResult<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for map in process.maps()? {
-        if let MMapPath::Path(path) = map.pathname
-            && !files.contains(&path)
-        {
-            files.push(path);
-        }
-    }
-    Ok(files)
+pub fn mapped_files(process: &Process) -> ProcResult<HashSet<PathBuf>> {
+    let paths = process.maps()?.0.into_iter().filter_map(|map| match map.pathname {
+        MMapPath::Path(path) => Some(path),
+        _ => None,
+    });
+    Ok(paths.collect())
 }
 
 /// True when `error` says that there is no such process.
@@ -303,7 +300,7 @@ pub fn is_not_found(error: &ProcError) -> bool {
 }
 
 /// A path of the target, for a message: without control characters.
-pub(super) fn printable(path: &std::path::Path) -> String {
+pub(super) fn printable(path: &Path) -> String {
     let shown = path.to_string_lossy();
     shown.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }

@@ -114,11 +114,13 @@ pub(super) fn version_text(
     wanted: impl Fn(&PyVersion) -> bool,
 ) -> Option<PyVersion> {
     const LONGEST: usize = 16;
+    let mut left = MAX_DATA_BYTES;
     for range in module.writable() {
         let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
-        if len > MAX_DATA_BYTES {
+        let Some(rest) = left.checked_sub(len) else {
             continue;
-        }
+        };
+        left = rest;
         let Ok(bytes) = mem.read_vec(RemoteAddr(range.start), len) else {
             continue;
         };

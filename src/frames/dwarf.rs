@@ -9,8 +9,8 @@ use crate::attach::elf::{ElfError, ElfFile};
 use gimli::{AttributeValue, DwarfSections, EndianSlice, LittleEndian, Section as _, SectionId, Unit, UnitOffset};
 use std::collections::HashMap;
 
-/// One section of debug information. CPython's largest is 20 MB, that of an embedder may be far more.
-const MAX_DEBUG_SECTION_BYTES: u64 = 512 << 20;
+/// One section of debug information. CPython's largest is 15 MB, that of an embedder may be far more.
+const MAX_DEBUG_SECTION_BYTES: u64 = 128 << 20;
 /// A chain of typedefs and qualifiers ends sooner.
 const MAX_TYPE_CHAIN: usize = 16;
 /// No struct of CPython has so many members.

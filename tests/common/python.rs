@@ -52,7 +52,7 @@ impl Running {
             match self.line() {
                 Some(line) if line == end => return lines,
                 Some(line) => lines.push(line),
-                None => panic!("the target ended before {end:?}: {lines:?}"),
+                None => panic!("the target ended before {end:?}, after {} lines", lines.len()),
             }
         }
     }

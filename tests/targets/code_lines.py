@@ -99,7 +99,7 @@ for name in ("ascii", "caf\xe9", "\u6587", "\U0001f600"):
     code = rename(base, co_name=Text(name), co_filename=Text(name))
     assert type(code.co_filename) is Text
     tell(code)
-exec(compile("def caf\xe9():\n" + "\n" * 300 + "  def \u6587():\n    x = [1,\n" + "0,\n" * 200 + " y]\n", "\xfc\u0131.py", "exec"))
+exec(compile("def caf\xe9():\n" + "\n" * 300 + "  def \u6587():\n    x = [1,\n" + "0,\n" * 200 + " y]\n", "odd.py", "exec"))
 tell(globals()["caf\xe9"].__code__)
 out.write("ready\n")
 out.flush()

@@ -142,3 +142,59 @@ impl DebugOffsets {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::BlobMemory;
+
+    const AT: RemoteAddr = RemoteAddr(0x4000);
+
+    /// What a 3.13.`micro` with exactly the table's layout says.
+    fn image(micro: u64) -> Vec<u64> {
+        let mut words = vec![0; WORDS_3_13];
+        words[0] = u64::from_le_bytes(*COOKIE);
+        words[1] = 0x030d_00f0 | micro << 8;
+        let table = table(13).unwrap();
+        for &(word, name) in NAMES_3_13 {
+            words[word] = table.iter().find(|(known, _)| *known == name).unwrap().1;
+        }
+        words
+    }
+
+    fn read(words: &[u64]) -> Result<DebugOffsets, DebugOffsetsError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let mut blob = BlobMemory::new();
+        blob.push(AT, &bytes).unwrap();
+        DebugOffsets::read(&blob, AT)
+    }
+
+    #[test]
+    fn the_interpreters_word_is_taken_before_the_tables() {
+        let mut words = image(2);
+        let same = read(&words).unwrap();
+        assert_eq!(same.version, PyVersion::new(3, 13, 2));
+        assert!(!same.free_threaded && same.differing().is_empty());
+        assert_eq!(same.layout().unwrap(), Layout::of_minor(13).unwrap());
+        words[35] += 8;
+        let other = read(&words).unwrap();
+        assert_eq!(other.differing(), ["PyCodeObject.co_filename"]);
+        assert_eq!(other.layout().unwrap().code.filename, words[35]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let mut words = image(2);
+        words[35] = 1 << 40;
+        assert!(matches!(
+            read(&words).unwrap().layout(),
+            Err(DebugOffsetsError::Layout(_))
+        ));
+        words[0] += 1;
+        assert!(matches!(read(&words), Err(DebugOffsetsError::NoCookie(AT))));
+        let later = [u64::from_le_bytes(*COOKIE), 0x030e_02f0, 1];
+        let later = read(&later).unwrap();
+        assert!(later.free_threaded);
+        assert!(matches!(later.layout(), Err(DebugOffsetsError::OtherVersion(_))));
+    }
+}
