@@ -56,16 +56,14 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 0.004 * a.abs().max(b.abs()) + 1.0
 }
 
-/// `function (file:line)` → (file, line)
-fn place(frame: &str) -> (String, u64) {
-    let inside = frame.rsplit_once(" (").and_then(|(_, rest)| rest.strip_suffix(')'));
-    let (file, line) = inside
-        .and_then(|text| text.rsplit_once(':'))
-        .unwrap_or_else(|| panic!("flame: frame {frame:?}"));
-    (
-        file.to_owned(),
-        line.parse().unwrap_or_else(|e| panic!("flame: {e}: {frame:?}")),
-    )
+/// `function (file:line)`, or `file:line` where no function name is known → (file, line)
+fn place(frame: &str) -> Option<(String, u64)> {
+    let inside = frame
+        .rsplit_once(" (")
+        .and_then(|(_, rest)| rest.strip_suffix(')'))
+        .unwrap_or(frame);
+    let (file, line) = inside.rsplit_once(':')?;
+    Some((file.to_owned(), line.parse().ok()?))
 }
 
 fn compare(base: &str, model: &Value) {
@@ -101,11 +99,15 @@ fn compare(base: &str, model: &Value) {
 
     let mut graph: BTreeMap<Stack, f64> = BTreeMap::new();
     for (stack, value) in flame(base, &["--value", "bytes"]) {
-        if stack.len() == 1 && !stack[0].contains(" (") {
-            graph.insert(vec![], value); // what has no stack
-            continue;
+        if let [only] = &stack[..]
+            && place(only).is_none()
+        {
+            continue; // the word for what has no stack
         }
-        *graph.entry(strip(stack.iter().map(|frame| place(frame)))).or_default() += value;
+        let frames = stack
+            .iter()
+            .map(|frame| place(frame).unwrap_or_else(|| panic!("flame: frame {frame:?}")));
+        *graph.entry(strip(frames)).or_default() += value;
     }
     for (stack, sum) in alive.iter().filter(|(stack, _)| !stack.is_empty()) {
         let value = graph.get(stack).copied().unwrap_or(0.0);

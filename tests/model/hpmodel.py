@@ -160,7 +160,7 @@ def synthesize(kind, base):
     if kind == "no_table":
         table = []
     if kind == "unicode":
-        traces += [[("/home/mäx/日本語/🐍.py", 7)], [("a b;c:d.py", 0), ("", 5)]]
+        traces += [[("/home/mäx/日本語/🐍.py", 7)], [("a b:c.py", 0), ("", 5)]]
     if kind == "empty_traces":
         traces += [[], [("x.py", 1)], []]
     if kind == "many":
