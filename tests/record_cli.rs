@@ -3,7 +3,7 @@
 mod common;
 
 use common::interpreters::{self, Interpreter};
-use common::pyheap::{BINARY, start, start_command};
+use common::pyheap::{start, start_command};
 use common::report::{flame, top};
 use common::target::Target;
 use common::{DEADLINE, have, is_root, pyheap, scratch, target_script};
@@ -22,7 +22,7 @@ fn in_a_namespace(script: &str, python: &Interpreter, dir: &Path) -> Option<Comm
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "sh", "-euc", script]);
     command
-        .env("PYHEAP", BINARY)
+        .env("PYHEAP", common::pyheap::binary())
         .env("PY", &python.path)
         .env("TARGETS", common::tests_dir().join("targets"));
     command.current_dir(dir);
@@ -341,7 +341,7 @@ fn the_demo_finds_its_leak() {
         skip!(TEST, "no python3 in PATH");
     }
     let dir = scratch();
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(common::pyheap::binary());
     command.arg("demo").current_dir(dir.path());
     let end = start_command(command).finish(DEADLINE).expect_code(0);
     let said = format!("{}{}", end.stdout, end.stderr);

@@ -6,7 +6,7 @@
 mod common;
 
 use common::picture::{Picture, tracer};
-use common::pyheap::{BINARY, Finished, run, start_command};
+use common::pyheap::{Finished, run, start_command};
 use common::target::Target;
 use common::{DEADLINE, have, interpreters, is_root, scratch, tests_dir, until};
 use std::collections::BTreeMap;
@@ -198,7 +198,7 @@ fn another_users_process() {
     let dir = scratch();
     // Where nobody can read and run it, whatever the rights of the checkout are.
     let copy = dir.path().join("pyheap");
-    std::fs::copy(BINARY, &copy).expect("room for a copy");
+    std::fs::copy(common::pyheap::binary(), &copy).expect("room for a copy");
     let target = Target::start(&python, "accuracy.py", &["0.01"]);
     let before = Picture::of(target.pid);
     let mut command = Command::new("setpriv");

@@ -5,7 +5,8 @@
 //! after which the test fails and shows everything that was said until then.
 //!
 //! Environment (all optional; `scripts/test` sets them):
-//! `PYHEAP_INTERPRETERS` NAME=PATH:NAME=PATH… (else the usual places are searched), `PYHEAP_SKIPS` a file that collects
+//! `PYHEAP_INTERPRETERS` NAME=PATH:NAME=PATH… (else the usual places are searched), `PYHEAP_BINARY` another binary than
+//! the one cargo built, `PYHEAP_SKIPS` a file that collects
 //! what was skipped, `PYHEAP_BLESS=1` writes golden files anew instead of comparing.
 
 #![allow(dead_code, reason = "each test file uses a part of this")]

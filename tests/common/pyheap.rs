@@ -8,7 +8,10 @@ use std::ffi::OsStr;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-pub const BINARY: &str = env!("CARGO_BIN_EXE_pyheap");
+/// The binary that cargo built, or `PYHEAP_BINARY`.
+pub fn binary() -> String {
+    std::env::var("PYHEAP_BINARY").unwrap_or_else(|_| env!("CARGO_BIN_EXE_pyheap").to_owned())
+}
 
 /// A run that is not over.
 pub struct Running {
@@ -28,13 +31,13 @@ pub struct Finished {
 }
 
 pub fn start<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Running {
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(binary());
     command.args(args);
     start_command(command)
 }
 
 pub fn start_command(mut command: Command) -> Running {
-    let what = format!("{command:?}").replace(BINARY, "pyheap");
+    let what = format!("{command:?}").replace(&binary(), "pyheap");
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
