@@ -179,6 +179,24 @@ fn a_command_is_started_and_recorded() {
     }
 }
 
+/// A launcher that becomes Python later (pyenv's shims and `env` are such): attached when the interpreter is up, not before.
+#[test]
+fn a_command_may_become_python_by_exec() {
+    const TEST: &str = "a_command_may_become_python_by_exec";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    let dir = scratch();
+    let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+    let script = target_script("short.py");
+    let shell = "sleep 0.3; exec \"$0\" \"$1\"";
+    let end = start(["record", "-o", &base, "--", "sh", "-c", shell, &python.path, &script]).finish(DEADLINE);
+    assert!(end.stdout.contains("short.py: done"), "{end:?}");
+    end.expect_code(0);
+    let rows = top(&base, &["--by", "line"]).rows;
+    assert_eq!(rows.first().map(|row| row.function.as_str()), Some("site_short"));
+}
+
 #[test]
 fn a_duration_ends_a_commands_recording_not_the_command() {
     const TEST: &str = "a_duration_ends_a_commands_recording_not_the_command";
