@@ -4,6 +4,7 @@
 use crate::profile::model::{Live, StackFrame};
 
 pub mod flame;
+pub mod growth;
 pub mod human;
 pub mod info;
 pub mod top;

@@ -6,7 +6,7 @@ use crate::attach::{Target, preflight, process};
 use crate::report::human;
 use crate::ui::output::note;
 use std::io::{IsTerminal, Write};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -86,11 +86,32 @@ impl Started {
         let [program, arguments @ ..] = command else {
             return Err(Failure::new(code::USAGE, "no command was given after --"));
         };
-        let child = Command::new(program)
-            .args(arguments)
-            .spawn()
-            .map_err(|error| Failure::new(code::USAGE, format!("cannot run {program}: {error}")))?;
-        Ok(Self { child, name: program.clone() })
+        Self::spawn(program, Command::new(program).args(arguments))
+    }
+
+    /// Starts `command` without input and output.
+    ///
+    /// # Errors
+    /// When it cannot be run.
+    pub fn quiet(command: &[String]) -> Result<Self, Failure> {
+        let [program, arguments @ ..] = command else {
+            return Err(Failure::new(code::USAGE, "no command was given"));
+        };
+        Self::spawn(program, Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+
+    fn spawn(program: &str, command: &mut Command) -> Result<Self, Failure> {
+        let child =
+            command.spawn().map_err(|error| Failure::new(code::USAGE, format!("cannot run {program}: {error}")))?;
+        Ok(Self { child, name: program.to_owned() })
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// When that cannot be learned.
+    pub fn wait(&mut self) -> Result<ExitStatus, Failure> {
+        self.child.wait().map_err(Failure::failed)
     }
 
     /// Its process id.

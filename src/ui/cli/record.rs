@@ -127,7 +127,11 @@ fn check_writable(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn record(
+/// Records `target` as `args` say.
+///
+/// # Errors
+/// With the exit code that `--help` lists.
+pub fn record(
     args: &Args,
     target: Target,
     mut program: Option<&mut Started>,

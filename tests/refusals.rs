@@ -1,0 +1,374 @@
+//! Promise: what cannot be profiled is refused in one line that says why, with the right exit code, untouched.
+//!
+//! The lines are in `tests/golden/refusals.txt` (`name: exit code: line`, what varies replaced by PID, DIR and EXE);
+//! `PYHEAP_BLESS=1 cargo test --test refusals` writes it anew.
+
+mod common;
+
+use common::picture::{Picture, tracer};
+use common::pyheap::{Finished, run, start_command};
+use common::target::Target;
+use common::{DEADLINE, have, interpreters, is_root, scratch, tests_dir, until};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+/// Compares one refusal with the golden file, or writes it there.
+fn golden(name: &str, code: i32, run: Finished, replace: &[(&str, &str)]) {
+    static FILE: Mutex<()> = Mutex::new(());
+    assert!(
+        run.stdout.is_empty(),
+        "{name}: a refusal has nothing to say on stdout: {}",
+        run.stdout
+    );
+    let mut text = run.stderr.trim_end().to_owned();
+    assert!(
+        !text.contains('\n') && !text.is_empty(),
+        "{name}: a refusal is one line, not:\n{text}"
+    );
+    assert!(!text.contains("panicked"), "{name}: {text}");
+    for (what, with) in replace {
+        text = text.replace(what, with);
+    }
+    let run = run.expect_code(code);
+    let line = format!("{}: {text}", run.code());
+    let path = tests_dir().join("golden/refusals.txt");
+    let _file = FILE.lock().unwrap_or_else(PoisonError::into_inner);
+    let old = std::fs::read_to_string(&path).unwrap_or_default();
+    let mut all: BTreeMap<&str, &str> = old.lines().filter_map(|line| line.split_once(": ")).collect();
+    if std::env::var_os("PYHEAP_BLESS").is_some() {
+        all.insert(name, &line);
+        let text: String = all.iter().map(|(name, line)| format!("{name}: {line}\n")).collect();
+        std::fs::write(&path, text).expect("the golden file");
+        return;
+    }
+    let wanted = all
+        .get(name)
+        .unwrap_or_else(|| panic!("{name} is not in {}; now: {line}", path.display()));
+    assert_eq!(*wanted, line, "{name}; PYHEAP_BLESS=1 accepts it");
+}
+
+/// `pyheap record PID -o BASE` to its end.
+fn refused(pid: i32, base: &Path) -> Finished {
+    let pid = pid.to_string();
+    run([
+        std::ffi::OsStr::new("record"),
+        pid.as_ref(),
+        "-o".as_ref(),
+        base.as_os_str(),
+        "--duration".as_ref(),
+        "1s".as_ref(),
+    ])
+}
+
+/// Nothing was written, not even an empty file.
+fn no_files(dir: &Path) {
+    let files: Vec<_> = std::fs::read_dir(dir)
+        .expect("our folder")
+        .flatten()
+        .map(|e| e.file_name())
+        .collect();
+    assert!(files.is_empty(), "a refused recording left {files:?}");
+}
+
+#[test]
+fn no_such_process() {
+    let dir = scratch();
+    // A pid that existed a moment ago, and one that cannot be.
+    let mut child = Command::new("true").spawn().expect("true runs");
+    let gone = i32::try_from(child.id()).expect("pids are below 2^22");
+    child.wait().expect("our own child");
+    golden(
+        "gone",
+        3,
+        refused(gone, &dir.path().join("run")),
+        &[(&gone.to_string(), "PID")],
+    );
+    golden(
+        "never_was",
+        3,
+        refused(1 << 30, &dir.path().join("run")),
+        &[("1073741824", "PID")],
+    );
+    no_files(dir.path());
+}
+
+#[test]
+fn bad_arguments() {
+    for args in [
+        &["record", "abc"][..],
+        &["record", "--duration", "ten", "1"],
+        &["record", "--period", "0", "1"],
+        &["record", "--period", "-5", "1"],
+        &["top"],
+        &["flame"],
+        &["nonsense"],
+        &["record", "0"],
+        &["record", "--", "/no/such/program"],
+    ] {
+        let run = run(args);
+        assert!(
+            run.code() == 2 || (args.contains(&"--") && run.code() != 0),
+            "{args:?}: {run:?}"
+        );
+        assert!(
+            !run.stderr.is_empty() && !run.stderr.contains("panicked"),
+            "{args:?}: {run:?}"
+        );
+    }
+}
+
+#[test]
+fn no_profile() {
+    let dir = scratch();
+    let base = dir.path().join("nothing");
+    let base = base.to_str().expect("UTF-8");
+    for command in ["info", "digest", "top", "flame"] {
+        let mut args = vec![command, base];
+        if command == "flame" {
+            args.extend(["-o", "-"]);
+        }
+        let run = run(&args);
+        assert!(run.code() != 0 && run.stderr.contains(base), "{command}: {run:?}");
+        assert!(!run.stderr.contains("panicked"), "{command}: {run:?}");
+    }
+}
+
+#[test]
+fn not_python() {
+    let dir = scratch();
+    let mut cat = Command::new("cat")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("cat runs");
+    let pid = i32::try_from(cat.id()).expect("pids are below 2^22");
+    // Past its exec, so that it is `cat` that is looked at.
+    until("cat", DEADLINE, || {
+        std::fs::read_link(format!("/proc/{pid}/exe"))
+            .ok()
+            .filter(|exe| exe.ends_with("cat") || exe.ends_with("coreutils"))
+    });
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("alive");
+    let run = refused(pid, &dir.path().join("run"));
+    let exe = exe.to_str().expect("UTF-8");
+    let alive = cat.try_wait().expect("our own child").is_none();
+    let _ = cat.kill();
+    let _ = cat.wait();
+    golden("not_python", 5, run, &[(&pid.to_string(), "PID"), (exe, "EXE")]);
+    assert!(alive, "the refused process died");
+    no_files(dir.path());
+}
+
+#[test]
+fn init_is_not_python() {
+    if !is_root() {
+        skip!("init_is_not_python", "not root");
+    }
+    if std::fs::read_link("/proc/1/exe").is_ok_and(|exe| exe.to_string_lossy().contains("python")) {
+        skip!("init_is_not_python", "pid 1 is a Python here");
+    }
+    let dir = scratch();
+    let run = refused(1, &dir.path().join("run"));
+    assert!(run.code() == 5, "pid 1: {run:?}");
+    no_files(dir.path());
+}
+
+#[test]
+fn pypy() {
+    let Some(pypy) = interpreters::pypy() else {
+        skip!("pypy", "no pypy3")
+    };
+    let dir = scratch();
+    let mut target = Target::start(&pypy, "accuracy.py", &["0.01"]);
+    let run = refused(target.pid, &dir.path().join("run"));
+    golden("pypy", 5, run, &[(&target.pid.to_string(), "PID"), (&pypy.path, "EXE")]);
+    target.ask("GO", "TRUTH");
+    target.exit_cleanly();
+    no_files(dir.path());
+}
+
+#[test]
+fn another_users_process() {
+    const TEST: &str = "another_users_process";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    if !is_root() || !have("setpriv") {
+        skip!(TEST, "needs root rights and setpriv");
+    }
+    let dir = scratch();
+    // Where nobody can read and run it, whatever the rights of the checkout are.
+    let copy = dir.path().join("pyheap");
+    std::fs::copy(common::pyheap::binary(), &copy).expect("room for a copy");
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let before = Picture::of(target.pid);
+    let mut command = Command::new("setpriv");
+    command.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--inh-caps=-all",
+        "--",
+    ]);
+    command.arg(&copy).args([
+        "record",
+        &target.pid.to_string(),
+        "--duration",
+        "1s",
+        "-o",
+        "/tmp/pyheap-never-written",
+    ]);
+    let run = start_command(command).finish(DEADLINE);
+    let pid = target.pid.to_string();
+    golden("another_users_process", 4, run, &[(&pid, "PID"), (&python.path, "EXE")]);
+    assert_eq!(before.differences(&Picture::of(target.pid), ""), Vec::<String>::new());
+    target.exit_cleanly();
+}
+
+/// A tracer, started and waited for, and what pyheap said meanwhile.
+///
+/// The tracer ends by SIGKILL: gdb may look at a SIGTERM only after the command that it runs. Neither has breakpoints in the
+/// target, so the kernel just lets it go.
+fn while_traced_by(name: &str, mut tracer_command: Command, pid: i32, base: &Path) -> (Finished, String) {
+    let mut child = tracer_command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{name}: {e}"));
+    let by = until(&format!("{name} traces {pid}"), DEADLINE, || {
+        Some(tracer(pid)).filter(|&by| by != 0)
+    });
+    let run = refused(pid, base);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(by), nix::sys::signal::Signal::SIGKILL).expect("our own child");
+    let _ = child.wait();
+    (run, by.to_string())
+}
+
+#[test]
+fn traced_by_strace() {
+    const TEST: &str = "traced_by_strace";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    if !have("strace") {
+        skip!(TEST, "no strace");
+    }
+    let dir = scratch();
+    let mut target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let pid = target.pid.to_string();
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-p", &pid, "-o", "/dev/null"]);
+    let (run, by) = while_traced_by("strace", strace, target.pid, &dir.path().join("run"));
+    golden(
+        "traced_by_strace",
+        6,
+        run,
+        &[(&pid, "PID"), (&by, "TRACER"), (&python.path, "EXE")],
+    );
+    target.ask("GO", "TRUTH");
+    target.exit_cleanly();
+    no_files(dir.path());
+}
+
+#[test]
+fn traced_by_gdb() {
+    const TEST: &str = "traced_by_gdb";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    if !have("gdb") {
+        skip!(TEST, "no gdb");
+    }
+    let dir = scratch();
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let pid = target.pid.to_string();
+    // gdb reads only; calls into the target are what it gets wrong on machines with a large register file.
+    let mut gdb = Command::new("gdb");
+    gdb.args([
+        "-nx",
+        "-batch",
+        "-iex",
+        "set auto-load off",
+        "-iex",
+        "set debuginfod enabled off",
+        "-p",
+        &pid,
+    ]);
+    gdb.args(["-ex", "shell sleep 20"]);
+    let (run, by) = while_traced_by("gdb", gdb, target.pid, &dir.path().join("run"));
+    golden(
+        "traced_by_gdb",
+        6,
+        run,
+        &[(&pid, "PID"), (&by, "TRACER"), (&python.path, "EXE")],
+    );
+    no_files(dir.path());
+}
+
+#[test]
+fn recorded_by_another_pyheap() {
+    const TEST: &str = "recorded_by_another_pyheap";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    let dir = scratch();
+    let other = scratch();
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let pid = target.pid.to_string();
+    let base = other.path().join("run");
+    let first = common::pyheap::record(target.pid, base.to_str().expect("UTF-8"), &[]);
+    let run = refused(target.pid, &dir.path().join("run"));
+    let by = first.pid().to_string();
+    golden(
+        "recorded_by_another",
+        6,
+        run,
+        &[(&pid, "PID"), (&by, "OTHER"), (&python.path, "EXE")],
+    );
+    // The first one has not noticed, and `info` knows who records.
+    let info = common::pyheap::run(["info", &pid]).expect_code(0).stdout;
+    assert!(info.contains(&by), "info does not name the recorder {by}:\n{info}");
+    first.interrupt();
+    target.exit_cleanly();
+    no_files(dir.path());
+}
+
+#[test]
+fn nowhere_to_write() {
+    const TEST: &str = "nowhere_to_write";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    let dir = scratch();
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let before = Picture::of(target.pid);
+    let pid = target.pid.to_string();
+    let place = dir.path().to_str().expect("UTF-8");
+    let replace = [(place, "DIR"), (pid.as_str(), "PID")];
+    golden(
+        "no_such_folder",
+        7,
+        refused(target.pid, &dir.path().join("no/such/run")),
+        &replace,
+    );
+    // Root may write everywhere, so the unwritable folder is one where nobody can: a file, and /proc.
+    std::fs::write(dir.path().join("file"), "").expect("our folder");
+    golden(
+        "folder_is_a_file",
+        7,
+        refused(target.pid, &dir.path().join("file/run")),
+        &replace,
+    );
+    golden(
+        "folder_not_writable",
+        7,
+        refused(target.pid, Path::new("/proc/run")),
+        &replace,
+    );
+    // Refused before the target was touched.
+    assert_eq!(before.differences(&Picture::of(target.pid), ""), Vec::<String>::new());
+    target.exit_cleanly();
+}

@@ -1,0 +1,279 @@
+//! Promise: the target is never harmed, and after the detach there is no trace of us.
+
+mod common;
+
+use common::interpreters::{self, Interpreter};
+use common::picture::{Picture, rss_kib, tracer};
+use common::target::Target;
+use common::{DEADLINE, alone, pyheap, scratch};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+/// Both ways an interpreter is built, both ways allocators are installed (up to 3.11, from 3.12), the oldest, the newest.
+fn representative() -> Vec<Interpreter> {
+    interpreters::some(&["pyenv-3.8", "3.10", "deb-3.11", "3.12", "3.13"])
+}
+
+fn calls(interpreter: &Interpreter) -> Vec<String> {
+    let out = std::process::Command::new(&interpreter.path)
+        .args([&common::target_script("blocking.py"), "list"])
+        .output()
+        .expect("the interpreter ran before");
+    String::from_utf8_lossy(&out.stdout)
+        .split_whitespace()
+        .map(str::to_owned)
+        .collect()
+}
+
+/// When pyheap comes, as fractions of the call's timeout.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Hit {
+    /// Not at all: the control group, which shows what this machine does to timers today.
+    Never,
+    /// Attaches and detaches before the call is half over.
+    Early,
+    /// Attaches at 90 % of the timeout: a relative timeout that starts again would end at 190 %.
+    AttachLate,
+    /// Attached early, detaches at 90 %.
+    DetachLate,
+}
+
+const TIMEOUT: f64 = 6.0;
+/// How much later than the control group a call may end. A restarted timeout is late by at least 5 % of 6 s = 0.3 s.
+const SLACK: f64 = 0.15;
+/// For SO_RCVTIMEO, which the kernel's coarse timer wheel serves: a timeout of seconds ends up to an eighth later, untouched.
+const COARSE: f64 = 0.8;
+
+/// All calls of one kind of hit at once, each in a process of its own: they only wait.
+fn blocking_calls(interpreter: &Interpreter, hit: Hit, latest: f64) -> (f64, String) {
+    let dir = scratch();
+    let mut problems = String::new();
+    let mut worst: f64 = 0.0;
+    let mut waiting = Vec::new();
+    let timeout = TIMEOUT.to_string();
+    let mut targets: Vec<(String, Target)> = calls(interpreter)
+        .into_iter()
+        .map(|call| {
+            (
+                call.clone(),
+                Target::start(interpreter, "blocking.py", &[&call, &timeout]),
+            )
+        })
+        .filter(|(_, target)| target.facts["can"].as_bool() == Some(true))
+        .collect();
+    for (_, target) in &mut targets {
+        target.send("GO");
+        target.expect("BLOCKING");
+    }
+    let begun = Instant::now();
+    let sleep_until = |fraction: f64| {
+        // The one kind of sleep that is meant: the moment of the hit is what is tested.
+        std::thread::sleep(Duration::from_secs_f64(TIMEOUT * fraction).saturating_sub(begun.elapsed()));
+    };
+    let (at, duration) = match hit {
+        Hit::Never => (0.0, ""),
+        Hit::Early => (0.05, "50ms"),
+        Hit::AttachLate => (0.9, "50ms"),
+        Hit::DetachLate => (0.05, "5100ms"),
+    };
+    if hit != Hit::Never {
+        sleep_until(at);
+        for (call, target) in &targets {
+            let base = dir.path().join(call);
+            let pid = target.pid.to_string();
+            let args = [
+                "record",
+                &pid,
+                "--duration",
+                duration,
+                "-o",
+                base.to_str().expect("UTF-8"),
+            ];
+            waiting.push((call.clone(), pyheap::start(args)));
+        }
+    }
+    for (call, target) in &mut targets {
+        let result = target.expect("RESULT");
+        let elapsed = result["elapsed"].as_f64().expect("a number");
+        let slack = if call.contains("rcvtimeo") { COARSE } else { SLACK };
+        if slack == SLACK {
+            worst = worst.max(elapsed - TIMEOUT);
+        }
+        if result["result"] != result["expected"] {
+            let _ = writeln!(
+                problems,
+                "{hit:?} {call}: {} instead of {}",
+                result["result"], result["expected"]
+            );
+        }
+        // A millisecond early would be early; poll and epoll have a resolution of one.
+        if elapsed < TIMEOUT - 0.0011 || elapsed > TIMEOUT + latest + slack {
+            let _ = writeln!(problems, "{hit:?} {call}: took {elapsed:.4} s instead of {TIMEOUT}");
+        }
+    }
+    for (call, run) in waiting {
+        let finished = run.finish(DEADLINE);
+        if finished.code() != 0 {
+            let _ = writeln!(
+                problems,
+                "{hit:?} {call}: pyheap: {}: {}",
+                finished.status, finished.stderr
+            );
+        }
+    }
+    for (_, target) in targets {
+        target.exit_cleanly();
+    }
+    (worst, problems)
+}
+
+#[test]
+fn blocking_calls_end_as_without_us() {
+    let _alone = alone();
+    let mut problems = String::new();
+    for interpreter in interpreters::some(&["pyenv-3.8", "deb-3.11", "3.12", "3.13"]) {
+        let (latest, wrong) = blocking_calls(&interpreter, Hit::Never, 1.0);
+        assert!(wrong.is_empty(), "the control group itself: {wrong}");
+        for hit in [Hit::Early, Hit::AttachLate, Hit::DetachLate] {
+            let (_, wrong) = blocking_calls(&interpreter, hit, latest);
+            problems.extend(wrong.lines().map(|line| format!("{}: {line}\n", interpreter.name)));
+        }
+    }
+    assert!(problems.is_empty(), "{problems}");
+}
+
+#[test]
+fn a_server_under_load_loses_no_byte() {
+    let _alone = alone();
+    for interpreter in representative() {
+        let dir = scratch();
+        let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+        let mut server = Target::start(&interpreter, "server.py", &["serve"]);
+        let port = server.facts["port"].to_string();
+        let mut load = Target::start(&interpreter, "server.py", &["load", &port, "6"]);
+        // Server and client in turn: both sides of a connection are hit in the middle of send, recv and accept.
+        for round in 0..6 {
+            let pid = if round % 2 == 0 { server.pid } else { load.pid }.to_string();
+            pyheap::run(["record", &pid, "--duration", "300ms", "-o", &base]).expect_code(0);
+            let before = load.ask("STATUS", "STATUS");
+            // Still going after each round.
+            let progress = common::until("progress of the load", DEADLINE, || {
+                let now = load.ask("STATUS", "STATUS");
+                (now["messages"].as_u64() > before["messages"].as_u64()).then_some(now)
+            });
+            assert_eq!(
+                progress["errors"],
+                Value::Array(vec![]),
+                "{}: load, round {round}",
+                interpreter.name
+            );
+        }
+        let sent = load.ask("EXIT", "DONE");
+        let served = server.ask("STATUS", "STATUS");
+        assert_eq!(sent["errors"], Value::Array(vec![]), "{}: load", interpreter.name);
+        assert_eq!(served["errors"], Value::Array(vec![]), "{}: server", interpreter.name);
+        // To the last byte: what the clients got back is what the server counted.
+        assert_eq!(sent["bytes"], served["bytes"], "{}", interpreter.name);
+        server.exit_cleanly();
+    }
+}
+
+#[test]
+fn proc_looks_as_before_after_the_detach() {
+    let mut problems = String::new();
+    for interpreter in interpreters::all() {
+        let dir = scratch();
+        let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+        let mut target = Target::start(&interpreter, "accuracy.py", &["0.01"]);
+        let before = Picture::of(target.pid);
+        let pid = target.pid.to_string();
+        for round in 0..3 {
+            let recording = pyheap::record(target.pid, &base, &[]);
+            if tracer(target.pid) != 0 {
+                let _ = writeln!(problems, "{}: traced while recording", interpreter.name);
+            }
+            recording.interrupt();
+            let info = pyheap::run(["info", &pid]).expect_code(0).stdout;
+            for line in before.differences(&Picture::of(target.pid), &info) {
+                let _ = writeln!(problems, "{}, round {round}: {line}", interpreter.name);
+            }
+        }
+        target.ask("GO", "TRUTH");
+        target.exit_cleanly();
+    }
+    assert!(problems.is_empty(), "{problems}");
+}
+
+#[test]
+fn two_hundred_rounds_on_eight_busy_threads() {
+    let _alone = alone();
+    const ROUNDS: usize = 200;
+    // The two ways of installing. 100 rounds each, or 200 on the one that is there.
+    let list = interpreters::some(&["3.11", "3.12"]);
+    for interpreter in &list {
+        let dir = scratch();
+        let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+        let mut target = Target::start(interpreter, "busy.py", &["8"]);
+        let pid = target.pid.to_string();
+        let mut rss = Vec::new();
+        let maps = |pid: i32| Picture::of(pid).maps.len();
+        let mut maps_early = 0;
+        let rounds = ROUNDS / list.len();
+        for round in 0..rounds {
+            pyheap::run(["record", &pid, "--duration", "50ms", "-o", &base]).expect_code(0);
+            let status = target.ask("STATUS", "STATUS");
+            assert_eq!(status["wrong"], 0, "{}, round {round}: {status}", interpreter.name);
+            assert_eq!(
+                status["errors"],
+                Value::Array(vec![]),
+                "{}, round {round}",
+                interpreter.name
+            );
+            rss.push(rss_kib(target.pid));
+            if round == 10 {
+                maps_early = maps(target.pid);
+            }
+        }
+        let picture = Picture::of(target.pid);
+        assert_eq!(picture.tasks.len(), 9, "{}: threads", interpreter.name);
+        assert!(
+            maps(target.pid) <= maps_early + 8,
+            "{}: {maps_early} mappings became more",
+            interpreter.name
+        );
+        // The least of a stretch is what stays when the threads' own blocks are gone.
+        let least = |range: &[u64]| range.iter().copied().min().unwrap_or(0);
+        let (early, late) = (least(&rss[10..rounds / 2]), least(&rss[rounds / 2..]));
+        assert!(
+            late <= early + 2048,
+            "{}: RSS grew from {early} to {late} KiB: {rss:?}",
+            interpreter.name
+        );
+        let done = target.ask("EXIT", "DONE");
+        assert_eq!(done["wrong"], 0, "{}: {done}", interpreter.name);
+        assert_eq!(done["errors"], Value::Array(vec![]), "{}", interpreter.name);
+        assert!(target.wait().success(), "{}: exit code", interpreter.name);
+    }
+}
+
+#[test]
+fn children_of_a_recorded_process_are_well() {
+    for interpreter in representative() {
+        let dir = scratch();
+        let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+        let mut target = Target::start(&interpreter, "children.py", &[]);
+        let recording = pyheap::record(target.pid, &base, &["--period", "16KiB"]);
+        for _ in 0..3 {
+            let result = target.ask("GO", "RESULT");
+            for (what, expected) in result["expected"].as_object().expect("expected is an object") {
+                if what == "multiprocessing" && result[what].is_string() {
+                    continue; // an interpreter without it
+                }
+                assert_eq!(&result[what], expected, "{}: {what}", interpreter.name);
+            }
+        }
+        recording.interrupt();
+        target.exit_cleanly();
+    }
+}
