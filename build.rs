@@ -7,7 +7,13 @@ use std::{env, fs};
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    for watched in ["shim/src", "shim/build.rs", "shim/Cargo.toml", "protocol/src", "protocol/Cargo.toml"] {
+    for watched in [
+        "shim/src",
+        "shim/build.rs",
+        "shim/Cargo.toml",
+        "protocol/src",
+        "protocol/Cargo.toml",
+    ] {
         println!("cargo::rerun-if-changed={}", root.join(watched).display());
     }
     // A target directory of its own: the outer cargo holds the lock of the usual one.

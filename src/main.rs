@@ -38,7 +38,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             note(&format!("error: {}", chain(error.as_ref())));
-            let code = error.downcast_ref::<Failure>().map_or(code::FAILED, |failure| failure.code);
+            let code = error
+                .downcast_ref::<Failure>()
+                .map_or(code::FAILED, |failure| failure.code);
             ExitCode::from(code)
         }
     }

@@ -18,6 +18,6 @@ pub mod symbols;
 pub use candidates::Candidate;
 pub use find_error::FindError;
 pub use interpreter::Interpreter;
-pub use session::{AttachError, Session};
 pub use preflight::{Refusal, Target};
+pub use session::{AttachError, Session};
 pub use symbols::Symbols;

@@ -65,7 +65,9 @@ pub enum AttachError {
         symbol: &'static str,
     },
     /// Its shim is of another version.
-    #[error("process {pid} still has hooks of another version of pyheap (protocol {protocol}); use that version's `pyheap cure {pid}`")]
+    #[error(
+        "process {pid} still has hooks of another version of pyheap (protocol {protocol}); use that version's `pyheap cure {pid}`"
+    )]
     OtherProtocol {
         /// The target.
         pid: i32,
@@ -140,7 +142,10 @@ impl Session {
         let infect_error = |source| AttachError::Infect { pid, source };
         let image = Image::parse(SHIM)?;
         let own = ProcessId::of(i32::try_from(std::process::id()).unwrap_or(0));
-        let owner = Owner { pid: std::process::id(), start: own.map_or(0, |id| id.start_time) };
+        let owner = Owner {
+            pid: std::process::id(),
+            start: own.map_or(0, |id| id.start_time),
+        };
         let mut infection = Infection::prepare(pid, &image, options.sizes, owner).map_err(infect_error)?;
         let config = match config(&infection, &target, options) {
             Ok(config) => config,
@@ -154,7 +159,13 @@ impl Session {
             let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
             return Err(infect_error(source));
         }
-        let mut session = Self { infection, target, modes: [Mode::Off; 3], period: options.period, detached: false };
+        let mut session = Self {
+            infection,
+            target,
+            modes: [Mode::Off; 3],
+            period: options.period,
+            detached: false,
+        };
         session.note_allocators().map_err(memory_error)?;
         session.modes = session.read_modes().map_err(memory_error)?;
         Ok(session)
@@ -231,7 +242,12 @@ impl Session {
         for ((answer, address), mode) in answers.iter_mut().zip(structs.chunks_exact(8)).zip(self.modes) {
             let address = u64::from_le_bytes(address.try_into().unwrap_or_default());
             if address != 0 && mode != Mode::Off {
-                *answer = Some(read_allocator(&memory, address)?.functions.iter().any(|f| text.contains(f)));
+                *answer = Some(
+                    read_allocator(&memory, address)?
+                        .functions
+                        .iter()
+                        .any(|f| text.contains(f)),
+                );
             }
         }
         Ok(answers)
@@ -312,7 +328,10 @@ fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
                     return Err(AttachError::Recorded { pid, owner });
                 }
                 if identity.protocol != pyheap_protocol::PROTOCOL {
-                    return Err(AttachError::OtherProtocol { pid, protocol: identity.protocol });
+                    return Err(AttachError::OtherProtocol {
+                        pid,
+                        protocol: identity.protocol,
+                    });
                 }
                 cure_region(pid, interpreter, identity).map_err(|source| AttachError::Stale { pid, source })?;
             }
@@ -334,12 +353,19 @@ pub fn regions(pid: i32) -> Vec<Found> {
 /// namespace) by its heartbeat.
 #[must_use]
 pub fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
-    let owner = ProcessId { pid: i32::try_from(identity.owner_pid).ok()?, start_time: identity.owner_start };
+    let owner = ProcessId {
+        pid: i32::try_from(identity.owner_pid).ok()?,
+        start_time: identity.owner_start,
+    };
     if owner.is_alive() {
         return Some(identity.owner_pid);
     }
     let memory = ProcessMemory::new(pid);
-    let heartbeat = || memory.read_u64(RemoteAddr(identity.base + offset_of!(Identity, heartbeat) as u64)).ok();
+    let heartbeat = || {
+        memory
+            .read_u64(RemoteAddr(identity.base + offset_of!(Identity, heartbeat) as u64))
+            .ok()
+    };
     let before = heartbeat()?;
     if before == 0 {
         return None;
@@ -394,13 +420,25 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
     let symbols = &interpreter.symbols;
     let need = |symbol: Option<RemoteAddr>, name| symbol.ok_or(AttachError::NoSymbol { pid, symbol: name });
     let current_tstate = need(symbols.current_thread_state, "_PyThreadState_UncheckedGet")?;
-    let table = interpreter.layout.runtime.allocators.map(|table| interpreter.runtime.0 + table.raw);
+    let table = interpreter
+        .layout
+        .runtime
+        .allocators
+        .map(|table| interpreter.runtime.0 + table.raw);
     let (get, set) = if table.is_some() {
         (RemoteAddr::NULL, RemoteAddr::NULL)
     } else {
-        (need(symbols.get_allocator, "PyMem_GetAllocator")?, need(symbols.set_allocator, "PyMem_SetAllocator")?)
+        (
+            need(symbols.get_allocator, "PyMem_GetAllocator")?,
+            need(symbols.set_allocator, "PyMem_SetAllocator")?,
+        )
     };
-    let text = interpreter.text.iter().max_by_key(|range| range.end - range.start).cloned().unwrap_or(0..0);
+    let text = interpreter
+        .text
+        .iter()
+        .max_by_key(|range| range.end - range.start)
+        .cloned()
+        .unwrap_or(0..0);
     Ok(Config {
         period: options.period,
         seed: rand::random(),
@@ -423,7 +461,14 @@ const STR_KIND_BIT: u32 = 2;
 
 /// The offsets that the shim's frame walk uses.
 fn py_layout(interpreter: &Interpreter) -> PyLayout {
-    let Layout { thread, frame, code, unicode, bytes, .. } = &interpreter.layout;
+    let Layout {
+        thread,
+        frame,
+        code,
+        unicode,
+        bytes,
+        ..
+    } = &interpreter.layout;
     // Offsets within structs are far below 2^32: `Layout` has checked them.
     let small = |offset: u64| u32::try_from(offset).unwrap_or(PyLayout::ABSENT);
     let maybe = |offset: Option<u64>| offset.map_or(PyLayout::ABSENT, small);
@@ -478,13 +523,18 @@ fn allocator_structs(memory: &ProcessMemory, interpreter: &Interpreter, header: 
     let mut found = [0; 3];
     for range in &interpreter.writable {
         let len = range.end.saturating_sub(range.start).min(MAX_DATA_BYTES);
-        let Ok(bytes) = memory.read_vec(RemoteAddr(range.start), len as usize) else { continue };
+        let Ok(bytes) = memory.read_vec(RemoteAddr(range.start), len as usize) else {
+            continue;
+        };
         for (domain, [malloc, calloc, realloc, _]) in wanted.clone() {
             let mut pattern = [0; 24];
             for (place, word) in pattern.chunks_exact_mut(8).zip([malloc, calloc, realloc]) {
                 place.copy_from_slice(&word.to_le_bytes());
             }
-            let hit = bytes.windows(pattern.len()).step_by(8).position(|window| window == pattern);
+            let hit = bytes
+                .windows(pattern.len())
+                .step_by(8)
+                .position(|window| window == pattern);
             if let (Some(hit), Some(place)) = (hit, found.get_mut(usize::from(domain))) {
                 // The functions follow `ctx`.
                 *place = range.start + hit as u64 * 8 - 8;

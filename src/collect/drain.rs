@@ -6,7 +6,7 @@ use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use pyheap_protocol::control::{Control, Counters, Doubled};
 use pyheap_protocol::record::kind;
 use pyheap_protocol::table::Entry;
-use pyheap_protocol::{ring, record};
+use pyheap_protocol::{record, ring};
 use std::collections::HashSet;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -138,7 +138,10 @@ impl Drain {
 
     /// Copies the bytes from our position to `head` and gives their room back.
     fn take(&mut self, head: u64) -> Result<Vec<u8>, Ended> {
-        let len = head.checked_sub(self.position).filter(|&len| len <= self.ring_len).ok_or(Ended::Damaged)?;
+        let len = head
+            .checked_sub(self.position)
+            .filter(|&len| len <= self.ring_len)
+            .ok_or(Ended::Damaged)?;
         if len == 0 {
             return Ok(Vec::new());
         }
@@ -146,8 +149,12 @@ impl Drain {
         let first = len.min(self.ring_len - offset);
         let mut bytes = vec![0; len as usize];
         let (left, right) = bytes.split_at_mut(first as usize);
-        self.memory.read_into(RemoteAddr(self.ring + offset), left).map_err(Ended::Gone)?;
-        self.memory.read_into(RemoteAddr(self.ring), right).map_err(Ended::Gone)?;
+        self.memory
+            .read_into(RemoteAddr(self.ring + offset), left)
+            .map_err(Ended::Gone)?;
+        self.memory
+            .read_into(RemoteAddr(self.ring), right)
+            .map_err(Ended::Gone)?;
         self.position = head;
         let tail = Doubled { a: head, b: head };
         self.memory.write(self.tail, tail.as_bytes()).map_err(Ended::Gone)?;
@@ -156,7 +163,11 @@ impl Drain {
 
     /// Sends the table, and then what came while it was copied.
     fn reconcile(&mut self, out: &Sender<Chunk>) -> Result<(), Ended> {
-        let used = self.memory.read_u64(self.slab_used).map_err(Ended::Gone)?.min(self.slab_entries);
+        let used = self
+            .memory
+            .read_u64(self.slab_used)
+            .map_err(Ended::Gone)?
+            .min(self.slab_entries);
         let len = used as usize * size_of::<Entry>();
         let bytes = self.memory.read_vec(RemoteAddr(self.slab), len).map_err(Ended::Gone)?;
         let live = bytes
@@ -177,7 +188,15 @@ impl Drain {
             }
             rest = more;
         }
-        send(out, Chunk::Table { at, live, coming, going })?;
+        send(
+            out,
+            Chunk::Table {
+                at,
+                live,
+                coming,
+                going,
+            },
+        )?;
         send(out, Chunk::Records { at, bytes })
     }
 }

@@ -34,7 +34,11 @@ impl Estimate {
         self.objects += sign * weight;
         // x^2 (1 - p) / p^2, with the weight 1/p.
         self.variance += sign * bytes * bytes * (1.0 - 1.0 / weight);
-        self.samples = if sign > 0.0 { self.samples + 1 } else { self.samples.saturating_sub(1) };
+        self.samples = if sign > 0.0 {
+            self.samples + 1
+        } else {
+            self.samples.saturating_sub(1)
+        };
         if self.samples == 0 {
             // What rounding has left is nothing.
             *self = Self::default();
@@ -79,7 +83,14 @@ impl Live {
     #[must_use]
     pub fn new(period: u64) -> Self {
         let (traces, samples, total) = (Vec::new(), HashMap::new(), Estimate::default());
-        Self { period, traces, samples, total, sampled: 0, unresolved: 0 }
+        Self {
+            period,
+            traces,
+            samples,
+            total,
+            sampled: 0,
+            unresolved: 0,
+        }
     }
 
     /// A sample has come; false if its id is known already.
@@ -126,7 +137,11 @@ mod tests {
     #[test]
     fn what_has_gone_leaves_exactly_nothing() {
         let mut live = Live::new(131_072);
-        let trace = Trace { stack: Vec::new().into(), domain: 0, live: Estimate::default() };
+        let trace = Trace {
+            stack: Vec::new().into(),
+            domain: 0,
+            live: Estimate::default(),
+        };
         live.traces.push(trace);
         for id in 1..=1000 {
             assert!(live.add(id, 1, 7 + id % 13));
@@ -137,7 +152,10 @@ mod tests {
             live.remove(id).unwrap();
         }
         assert!(live.remove(1).is_none());
-        assert_eq!((live.total.bytes, live.total.objects, live.total.variance), (0.0, 0.0, 0.0));
+        assert_eq!(
+            (live.total.bytes, live.total.objects, live.total.variance),
+            (0.0, 0.0, 0.0)
+        );
         assert_eq!(live.traces[0].live.bytes, 0.0);
     }
 }

@@ -56,7 +56,14 @@ impl Names {
     #[must_use]
     pub fn new(layout: Layout, memory: ProcessMemory) -> Self {
         let (codes, stacks, strings) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { layout, memory, codes, stacks, strings, unresolved: 0 }
+        Self {
+            layout,
+            memory,
+            codes,
+            stacks,
+            strings,
+            unresolved: 0,
+        }
     }
 
     fn string(&mut self, text: &str) -> Arc<str> {
@@ -70,7 +77,9 @@ impl Names {
 
     /// Takes a CODE record. A damaged one gives an unreadable code object.
     pub fn code(&mut self, bytes: &[u8]) {
-        let Ok((record, rest)) = record::Code::read_from_prefix(bytes) else { return };
+        let Ok((record, rest)) = record::Code::read_from_prefix(bytes) else {
+            return;
+        };
         let info = self.read_code(&record, rest);
         let code = info.map(|info| {
             let file = self.string(&info.filename);
@@ -98,17 +107,31 @@ impl Names {
             return Some(info.clone());
         }
         // Too large for the ring. It may still be there: believe it if it is the same before and after reading.
-        let same = || self.memory.read_vec(address, object.len()).is_ok_and(|now| identity(&now) == identity(object));
-        let read = if same() { CodeInfo::read(&self.memory, address, &self.layout).ok() } else { None };
+        let same = || {
+            self.memory
+                .read_vec(address, object.len())
+                .is_ok_and(|now| identity(&now) == identity(object))
+        };
+        let read = if same() {
+            CodeInfo::read(&self.memory, address, &self.layout).ok()
+        } else {
+            None
+        };
         read.filter(|_| same()).or(copied)
     }
 
     /// Takes a STACK record.
     pub fn stack(&mut self, bytes: &[u8]) {
-        let Ok((record, frames)) = record::Stack::read_from_prefix(bytes) else { return };
-        let named: Vec<NamedFrame> = frames.chunks_exact(8).take(MAX_FRAMES).collect::<Vec<_>>().iter().enumerate().fold(
-            Vec::new(),
-            |mut named, (number, bytes)| {
+        let Ok((record, frames)) = record::Stack::read_from_prefix(bytes) else {
+            return;
+        };
+        let named: Vec<NamedFrame> = frames
+            .chunks_exact(8)
+            .take(MAX_FRAMES)
+            .collect::<Vec<_>>()
+            .iter()
+            .enumerate()
+            .fold(Vec::new(), |mut named, (number, bytes)| {
                 let packed = u64::from_le_bytes((*bytes).try_into().unwrap_or_default());
                 if number == MAX_FRAMES / 2 && record.head.flags & 1 != 0 {
                     let left_out = record.depth.saturating_sub(MAX_FRAMES as u64);
@@ -116,9 +139,12 @@ impl Names {
                 }
                 named.extend(self.frame(packed >> 32, packed as u32 as i32, number == 0));
                 named
-            },
-        );
-        let named = if named.is_empty() { vec![self.marker(NO_PYTHON.0, NO_PYTHON.1)] } else { named };
+            });
+        let named = if named.is_empty() {
+            vec![self.marker(NO_PYTHON.0, NO_PYTHON.1)]
+        } else {
+            named
+        };
         self.stacks.insert(record.id, named.into());
     }
 
@@ -126,7 +152,11 @@ impl Names {
         match self.codes.get(&code) {
             Some(Some(code)) => {
                 let frame = resolve(&code.info, instruction, innermost)?;
-                Some(NamedFrame { file: Arc::clone(&code.file), line: frame.line, function: Arc::clone(&code.function) })
+                Some(NamedFrame {
+                    file: Arc::clone(&code.file),
+                    line: frame.line,
+                    function: Arc::clone(&code.function),
+                })
             }
             _ => {
                 self.unresolved += 1;
@@ -136,7 +166,11 @@ impl Names {
     }
 
     fn marker(&mut self, file: &str, function: &str) -> NamedFrame {
-        NamedFrame { file: self.string(file), line: 0, function: self.string(function) }
+        NamedFrame {
+            file: self.string(file),
+            line: 0,
+            function: self.string(function),
+        }
     }
 
     /// The stack with this id; the marker for a lost one if it is not known.

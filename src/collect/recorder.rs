@@ -113,16 +113,22 @@ impl Recorder {
         let resolver = Resolver::new(names, Arc::clone(&live));
         let drain = {
             let stop = Arc::clone(&stop);
-            std::thread::Builder::new().name("drain".into()).spawn(move || drain.run(&to_resolver, &stop))?
+            std::thread::Builder::new()
+                .name("drain".into())
+                .spawn(move || drain.run(&to_resolver, &stop))?
         };
         let resolver = {
             let out = to_writer.clone();
             let send = move |events| out.send(Write::Events(events)).is_ok();
-            std::thread::Builder::new().name("resolve".into()).spawn(move || resolver.run(&chunks, send))?
+            std::thread::Builder::new()
+                .name("resolve".into())
+                .spawn(move || resolver.run(&chunks, send))?
         };
         let writer = {
             let failed = Arc::clone(&failed);
-            std::thread::Builder::new().name("write".into()).spawn(move || write(files, &messages, &failed))?
+            std::thread::Builder::new()
+                .name("write".into())
+                .spawn(move || write(files, &messages, &failed))?
         };
         Ok(Self {
             live,
@@ -162,7 +168,11 @@ impl Recorder {
         }
         if self.drain.as_ref().is_some_and(JoinHandle::is_finished) {
             // The address space is gone: the target is ending, or has called exec.
-            return Some(if session.is_replaced() { Stop::TargetReplaced } else { Stop::Damaged });
+            return Some(if session.is_replaced() {
+                Stop::TargetReplaced
+            } else {
+                Stop::Damaged
+            });
         }
         None
     }
@@ -175,7 +185,10 @@ impl Recorder {
         let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
         self.note_memory(session);
         self.note_losses(session);
-        if memory.read_u64(session.control(offset_of!(Control, gate))).is_ok_and(|gate| gate != 1) {
+        if memory
+            .read_u64(session.control(offset_of!(Control, gate)))
+            .is_ok_and(|gate| gate != 1)
+        {
             return Some(Stop::Suspended);
         }
         match session.hooks_in_place() {
@@ -227,7 +240,12 @@ impl Recorder {
         self.tell(Write::End(elapsed, reason.clone()));
         self.to_writer = None;
         let (events, write_error) = self.writer.take().and_then(|w| w.join().ok()).unwrap_or_default();
-        Outcome { elapsed, events, write_error, counters: self.last_counters }
+        Outcome {
+            elapsed,
+            events,
+            write_error,
+            counters: self.last_counters,
+        }
     }
 }
 
@@ -245,7 +263,13 @@ pub fn losses(counters: &Counters, unresolved_frames: u64) -> Losses {
         ("bytes_in_lost_samples", counters.lost_bytes),
         ("frames_not_named", unresolved_frames),
     ];
-    Losses(named.into_iter().filter(|&(_, count)| count != 0).map(|(name, count)| (name.to_owned(), count)).collect())
+    Losses(
+        named
+            .into_iter()
+            .filter(|&(_, count)| count != 0)
+            .map(|(name, count)| (name.to_owned(), count))
+            .collect(),
+    )
 }
 
 /// The writer thread: puts what comes into the files, and brings those up to date twice a second.
@@ -287,7 +311,9 @@ fn write(
 
 fn describe(error: &WriteError) -> String {
     use std::error::Error;
-    error.source().map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
+    error
+        .source()
+        .map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
 fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
@@ -299,7 +325,12 @@ fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
                         let frames: Vec<Frame<'_>> = stack.iter().map(frame).collect();
                         files.add_trace(&frames)?;
                     }
-                    Event::Alloc { at, trace, size, domain } => {
+                    Event::Alloc {
+                        at,
+                        trace,
+                        size,
+                        domain,
+                    } => {
                         files.alloc(at, trace, size, AllocDetail { domain, thread: 0 });
                     }
                     Event::Free { at, trace, size } => files.free(at, trace, size),
@@ -314,7 +345,11 @@ fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
 }
 
 fn frame(named: &NamedFrame) -> Frame<'_> {
-    Frame { file: &named.file, line: named.line, function: &named.function }
+    Frame {
+        file: &named.file,
+        line: named.line,
+        function: &named.function,
+    }
 }
 
 impl Session {

@@ -57,7 +57,12 @@ impl Resolver {
     /// Resolves into `live`.
     #[must_use]
     pub fn new(names: Names, live: Arc<Mutex<Live>>) -> Self {
-        Self { names, live, traces: HashMap::new(), by_id: HashMap::new() }
+        Self {
+            names,
+            live,
+            traces: HashMap::new(),
+            by_id: HashMap::new(),
+        }
     }
 
     /// Works until the drain has ended, handing events to `send` until that says no; false if something in the records
@@ -68,12 +73,19 @@ impl Resolver {
             let mut events = Vec::new();
             match chunk {
                 Chunk::Records { at, bytes } => sane &= self.records(at, &bytes, &mut events),
-                Chunk::Table { at, live, coming, going } => {
+                Chunk::Table {
+                    at,
+                    live,
+                    coming,
+                    going,
+                } => {
                     let shared = Arc::clone(&self.live);
                     let mut model = lock(&shared);
                     let present: std::collections::HashSet<u64> = live.iter().map(|entry| entry.id).collect();
-                    let gone: Vec<u64> =
-                        model.ids().filter(|id| !present.contains(id) && !going.contains(id)).collect();
+                    let gone: Vec<u64> = model
+                        .ids()
+                        .filter(|id| !present.contains(id) && !going.contains(id))
+                        .collect();
                     for id in gone {
                         free(&mut model, at, id, &mut events);
                     }
@@ -129,7 +141,11 @@ impl Resolver {
         let next = u32::try_from(self.traces.len() + 1).unwrap_or(0);
         let index = *self.traces.entry((Arc::clone(&named), domain)).or_insert_with(|| {
             events.push(Event::Trace(Arc::clone(&named)));
-            model.traces.push(Trace { stack: named, domain, live: Estimate::default() });
+            model.traces.push(Trace {
+                stack: named,
+                domain,
+                live: Estimate::default(),
+            });
             next
         });
         self.by_id.insert((stack, domain), index);
@@ -139,12 +155,21 @@ impl Resolver {
 
 fn alloc(model: &mut Live, at: Duration, id: u64, trace: u32, size: u64, domain: u8, events: &mut Vec<Event>) {
     if model.add(id, trace, size) {
-        events.push(Event::Alloc { at, trace, size, domain });
+        events.push(Event::Alloc {
+            at,
+            trace,
+            size,
+            domain,
+        });
     }
 }
 
 fn free(model: &mut Live, at: Duration, id: u64, events: &mut Vec<Event>) {
     if let Some(sample) = model.remove(id) {
-        events.push(Event::Free { at, trace: sample.trace, size: sample.size });
+        events.push(Event::Free {
+            at,
+            trace: sample.trace,
+            size: sample.size,
+        });
     }
 }

@@ -30,8 +30,14 @@ pub fn growing(reader: &Reader, since: Duration) -> Result<Vec<Growth>, ReadErro
     let mut sites: HashMap<(String, u32, String), [Live; 3]> = HashMap::new();
     for (place, moment) in moments.into_iter().enumerate() {
         for (index, live) in reader.live_at(moment)?.traces {
-            let Some(frame) = reader.frames(index).and_then(|mut frames| frames.pop()) else { continue };
-            let key = (frame.file.into_owned(), frame.line, frame.function.unwrap_or_default().to_owned());
+            let Some(frame) = reader.frames(index).and_then(|mut frames| frames.pop()) else {
+                continue;
+            };
+            let key = (
+                frame.file.into_owned(),
+                frame.line,
+                frame.function.unwrap_or_default().to_owned(),
+            );
             if let Some(sum) = sites.entry(key).or_default().get_mut(place) {
                 sum.add(&live);
             }
@@ -42,7 +48,11 @@ pub fn growing(reader: &Reader, since: Duration) -> Result<Vec<Growth>, ReadErro
         .filter(|(_, [first, middle, last])| is_growth(first, middle) && is_growth(middle, last))
         .map(|(site, [first, _, last])| {
             let (bytes, sigma) = difference(&first, &last);
-            Growth { site, bytes, margin: 1.96 * sigma }
+            Growth {
+                site,
+                bytes,
+                margin: 1.96 * sigma,
+            }
         })
         .collect();
     growing.sort_by(|a, b| b.bytes.total_cmp(&a.bytes).then_with(|| a.site.cmp(&b.site)));
@@ -52,7 +62,10 @@ pub fn growing(reader: &Reader, since: Duration) -> Result<Vec<Growth>, ReadErro
 /// Growth and its standard deviation. Blocks that are alive at both moments were sampled once and cancel; what is left is
 /// at least the difference of the variances, and exactly that when nothing of the first moment was freed.
 fn difference(from: &Live, to: &Live) -> (f64, f64) {
-    (to.bytes - from.bytes, (to.bytes_variance - from.bytes_variance).abs().sqrt())
+    (
+        to.bytes - from.bytes,
+        (to.bytes_variance - from.bytes_variance).abs().sqrt(),
+    )
 }
 
 fn is_growth(from: &Live, to: &Live) -> bool {

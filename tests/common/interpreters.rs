@@ -188,7 +188,9 @@ pub fn every() -> Vec<Python> {
 /// The Pythons 3.8 to 3.13 among them, asked for their exact version.
 pub fn supported() -> Vec<Python> {
     let listed = all().into_iter().filter_map(|i| Python::ask(Path::new(&i.path)));
-    let found: Vec<_> = listed.filter(|p| p.version.0 == 3 && (8..=13).contains(&p.minor())).collect();
+    let found: Vec<_> = listed
+        .filter(|p| p.version.0 == 3 && (8..=13).contains(&p.minor()))
+        .collect();
     for minor in 8..=13 {
         if !found.iter().any(|python| python.minor() == minor) {
             super::skipped("frames", &format!("no Python 3.{minor} here"));

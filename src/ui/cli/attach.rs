@@ -53,7 +53,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let stop = stop_signals()?;
     let target = choose::target(args.process)?;
-    let options = Options { period: args.period, domains: 7, sizes: pyheap_injector::region::Sizes::default() };
+    let options = Options {
+        period: args.period,
+        domains: 7,
+        sizes: pyheap_injector::region::Sizes::default(),
+    };
     let session = Session::attach(target, options).map_err(Failure::from)?;
     let pid = session.target.facts.id.pid;
     let mut recorder = match Recorder::start(&session, None, Instant::now()) {
@@ -116,7 +120,11 @@ fn view(session: &Session, recorder: &Recorder, rss_first: u64) -> String {
     let rss = MemoryUse::of(facts.id.pid).map_or(0, |memory| memory.rss_bytes);
     let live = lock(&recorder.live);
     let losses = crate::collect::recorder::losses(&recorder.counters(), live.unresolved);
-    let lost: String = losses.0.iter().map(|(name, count)| format!("  {name} {count}")).collect();
+    let lost: String = losses
+        .0
+        .iter()
+        .map(|(name, count)| format!("  {name} {count}"))
+        .collect();
     let mut text = String::new();
     let _ = writeln!(
         text,
@@ -136,7 +144,11 @@ fn view(session: &Session, recorder: &Recorder, rss_first: u64) -> String {
         Human(Duration::from_secs(recorder.elapsed().as_secs())),
         human::clean(&facts.short_command(60)),
     );
-    let _ = writeln!(text, "{:>10} {:>10} {:>7} {:>10}  SITE", "LIVE", "±", "SHARE", "OBJECTS");
+    let _ = writeln!(
+        text,
+        "{:>10} {:>10} {:>7} {:>10}  SITE",
+        "LIVE", "±", "SHARE", "OBJECTS"
+    );
     for (site, estimate) in sites(&live).into_iter().take(ROWS) {
         let _ = writeln!(
             text,
@@ -154,7 +166,9 @@ fn view(session: &Session, recorder: &Recorder, rss_first: u64) -> String {
 fn sites(live: &Live) -> Vec<(String, Estimate)> {
     let mut by_line: HashMap<(&str, u32, &str), Estimate> = HashMap::new();
     for trace in &live.traces {
-        let Some(frame) = trace.stack.first().filter(|_| trace.live.samples > 0) else { continue };
+        let Some(frame) = trace.stack.first().filter(|_| trace.live.samples > 0) else {
+            continue;
+        };
         let sum = by_line.entry((&frame.file, frame.line, &frame.function)).or_default();
         sum.samples += trace.live.samples;
         sum.bytes += trace.live.bytes;

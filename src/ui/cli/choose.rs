@@ -36,22 +36,34 @@ pub fn target(pid: Option<i32>) -> Result<Target, Failure> {
             Err(Failure::new(code::USAGE, text))
         }
         [only] => {
-            note(&format!("taking the only attachable Python process: {}", describe(only)));
+            note(&format!(
+                "taking the only attachable Python process: {}",
+                describe(only)
+            ));
             Ok(preflight::check(only.pid)?)
         }
         several if std::io::stdin().is_terminal() && std::io::stderr().is_terminal() => ask(several),
         several => {
             let list: String = several.iter().map(|c| format!("\n  {}", describe(c))).collect();
-            let text = format!("there are {} attachable Python processes; name one by its pid:{list}", several.len());
+            let text = format!(
+                "there are {} attachable Python processes; name one by its pid:{list}",
+                several.len()
+            );
             Err(Failure::new(code::USAGE, text))
         }
     }
 }
 
 fn describe(candidate: &Candidate) -> String {
-    let version = candidate.version.map_or_else(|| "?".to_owned(), |version| version.to_string());
+    let version = candidate
+        .version
+        .map_or_else(|| "?".to_owned(), |version| version.to_string());
     let rss = human::bytes(candidate.rss_bytes as f64);
-    format!("{}  Python {version}  {rss}  {}", candidate.pid, human::clean(&candidate.command))
+    format!(
+        "{}  Python {version}  {rss}  {}",
+        candidate.pid,
+        human::clean(&candidate.command)
+    )
 }
 
 fn ask(candidates: &[&Candidate]) -> Result<Target, Failure> {
@@ -62,7 +74,11 @@ fn ask(candidates: &[&Candidate]) -> Result<Target, Failure> {
     let _ = write!(std::io::stderr(), "number (nothing to quit): ");
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).map_err(Failure::failed)?;
-    let chosen = answer.trim().parse::<usize>().ok().and_then(|n| candidates.get(n.checked_sub(1)?));
+    let chosen = answer
+        .trim()
+        .parse::<usize>()
+        .ok()
+        .and_then(|n| candidates.get(n.checked_sub(1)?));
     match chosen {
         Some(candidate) => Ok(preflight::check(candidate.pid)?),
         None => Err(Failure::new(code::USAGE, "no process was chosen")),
@@ -97,13 +113,23 @@ impl Started {
         let [program, arguments @ ..] = command else {
             return Err(Failure::new(code::USAGE, "no command was given"));
         };
-        Self::spawn(program, Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()))
+        Self::spawn(
+            program,
+            Command::new(program)
+                .args(arguments)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null()),
+        )
     }
 
     fn spawn(program: &str, command: &mut Command) -> Result<Self, Failure> {
-        let child =
-            command.spawn().map_err(|error| Failure::new(code::USAGE, format!("cannot run {program}: {error}")))?;
-        Ok(Self { child, name: program.to_owned() })
+        let child = command
+            .spawn()
+            .map_err(|error| Failure::new(code::USAGE, format!("cannot run {program}: {error}")))?;
+        Ok(Self {
+            child,
+            name: program.to_owned(),
+        })
     }
 
     /// Waits for its end.
@@ -129,7 +155,10 @@ impl Started {
         let mut said = false;
         loop {
             if let Some(status) = self.ended() {
-                return Err(Failure::failed(format!("{} ended before a Python interpreter was up: {status}", self.name)));
+                return Err(Failure::failed(format!(
+                    "{} ended before a Python interpreter was up: {status}",
+                    self.name
+                )));
             }
             if stop.load(Ordering::Acquire) {
                 return Err(Failure::failed("interrupted while waiting for a Python interpreter"));

@@ -52,7 +52,10 @@ impl Place {
         };
         fs::create_dir_all(&path)
             .map_err(|error| Failure::failed(format!("cannot make the directory {}: {error}", path.display())))?;
-        Ok(Self { path, keep: keep.is_some() })
+        Ok(Self {
+            path,
+            keep: keep.is_some(),
+        })
     }
 }
 
@@ -75,13 +78,19 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     fs::write(&program, PROGRAM)?;
     let base = place.path.join("demo");
     let seconds = args.duration.saturating_add(AFTER).as_secs_f64();
-    note(&format!("1. starting a small web-like program: {} demo.py", python.display()));
+    note(&format!(
+        "1. starting a small web-like program: {} demo.py",
+        python.display()
+    ));
     let command = [python.as_os_str(), program.as_os_str()].map(|word| word.to_string_lossy().into_owned());
     let command = [&command[..], &[format!("{seconds}")]].concat();
     let mut started = Started::quiet(&command)?;
     let stop = record::stop_signals()?;
     let target = started.wait_for_python(&stop)?;
-    note(&format!("2. attaching to it from outside and recording for {}", Human(args.duration)));
+    note(&format!(
+        "2. attaching to it from outside and recording for {}",
+        Human(args.duration)
+    ));
     let recording = record::Args {
         process: Some(target.facts.id.pid),
         pid: None,
@@ -94,7 +103,9 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     };
     record::record(&recording, target, None, &stop)?;
     let status = started.wait()?;
-    note(&format!("3. the program ran on after we had left, and has ended by itself: {status}"));
+    note(&format!(
+        "3. the program ran on after we had left, and has ended by itself: {status}"
+    ));
     let reader = Reader::open(&base)?;
     let since = reader.elapsed()? / WARM_UP;
     let growing = growth::growing(&reader, since)?;
@@ -102,7 +113,11 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     if place.keep {
         note(&format!("the recording is kept: pyheap top {}", base.display()));
     }
-    if status.success() { Ok(()) } else { Err(Failure::failed("the program did not end well").into()) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Failure::failed("the program did not end well").into())
+    }
 }
 
 fn verdict(growing: &[Growth], time: Duration) -> String {
@@ -110,9 +125,19 @@ fn verdict(growing: &[Growth], time: Duration) -> String {
         return "\nNothing grows steadily.\n".to_owned();
     };
     let minutes = (time.as_secs_f64() / 60.0).max(f64::MIN_POSITIVE);
-    let mut text = format!("\nVerdict: it leaks {} a minute, here:\n", human::bytes(total / minutes));
-    for Growth { site: (file, line, function), bytes, margin } in growing.iter().take(5) {
-        let name = Path::new(file).file_name().map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
+    let mut text = format!(
+        "\nVerdict: it leaks {} a minute, here:\n",
+        human::bytes(total / minutes)
+    );
+    for Growth {
+        site: (file, line, function),
+        bytes,
+        margin,
+    } in growing.iter().take(5)
+    {
+        let name = Path::new(file)
+            .file_name()
+            .map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
         let _ = writeln!(
             text,
             "  {:>10} ± {:>9} a minute  {:>5}  {name}:{line} in {function}",
@@ -131,16 +156,34 @@ fn find_python(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(wanted) = wanted {
         return Ok(wanted.to_owned());
     }
-    let names = ["python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9", "python3.8", "python"];
+    let names = [
+        "python3",
+        "python3.13",
+        "python3.12",
+        "python3.11",
+        "python3.10",
+        "python3.9",
+        "python3.8",
+        "python",
+    ];
     let script = "import sys, platform; v = sys.version_info; \
                   sys.exit(not (platform.python_implementation() == 'CPython' and (3, 8) <= v[:2] <= (3, 13)))";
     names
         .into_iter()
         .find(|name| {
             let quiet = std::process::Stdio::null;
-            let status = Command::new(name).args(["-c", script]).stdout(quiet()).stderr(quiet()).status();
+            let status = Command::new(name)
+                .args(["-c", script])
+                .stdout(quiet())
+                .stderr(quiet())
+                .status();
             status.is_ok_and(|status| status.success())
         })
         .map(PathBuf::from)
-        .ok_or_else(|| Failure::new(code::USAGE, "no CPython 3.8 to 3.13 was found in PATH; name one with --python"))
+        .ok_or_else(|| {
+            Failure::new(
+                code::USAGE,
+                "no CPython 3.8 to 3.13 was found in PATH; name one with --python",
+            )
+        })
 }

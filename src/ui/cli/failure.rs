@@ -22,7 +22,10 @@ pub struct Failure {
 impl Failure {
     /// Ends the command with `code` because of `source`.
     pub fn new(code: u8, source: impl Into<Box<dyn Error>>) -> Self {
-        Self { code, source: source.into() }
+        Self {
+            code,
+            source: source.into(),
+        }
     }
 
     /// Something failed on the way.

@@ -51,7 +51,10 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let pid = args.what.to_str().and_then(|text| text.parse::<i32>().ok());
     match pid {
         Some(pid) if ProfileNames::find(&args.what).is_none() => Ok(process(pid, args.json)?),
-        _ => info_run::run(&info_run::Args { base: args.what.clone(), json: args.json }),
+        _ => info_run::run(&info_run::Args {
+            base: args.what.clone(),
+            json: args.json,
+        }),
     }
 }
 
@@ -70,19 +73,36 @@ fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
                     None if identity.target_pid != pid as u32 => "inherited by fork, inert",
                     None => "left behind by a pyheap that is gone",
                 };
-                Region { base: identity.base, len: identity.len, state, owner }
+                Region {
+                    base: identity.base,
+                    len: identity.len,
+                    state,
+                    owner,
+                }
             }
-            Found::Empty { base, len } => Region { base, len, state: "mapped by a pyheap that was killed", owner: None },
+            Found::Empty { base, len } => Region {
+                base,
+                len,
+                state: "mapped by a pyheap that was killed",
+                owner: None,
+            },
         })
         .collect();
     let found = Process {
         pid,
         attachable: checked.is_ok(),
-        python: checked.as_ref().ok().map(|target| target.interpreter.version.to_string()),
+        python: checked
+            .as_ref()
+            .ok()
+            .map(|target| target.interpreter.version.to_string()),
         why_not: checked.err().map(|refusal| super::failure::chain(&refusal)),
         regions,
     };
-    let text = if json { serde_json::to_string_pretty(&found)? + "\n" } else { render(&found) };
+    let text = if json {
+        serde_json::to_string_pretty(&found)? + "\n"
+    } else {
+        render(&found)
+    };
     Ok(to_stdout(&text)?)
 }
 
@@ -97,10 +117,20 @@ fn render(found: &Process) -> String {
         text += "nothing of pyheap is in it\n";
     }
     for region in &found.regions {
-        let owner = region.owner.map_or_else(String::new, |owner| format!(" by pyheap (pid {owner})"));
-        let remedy = if region.owner.is_none() { format!("; remove it with: pyheap cure {pid}") } else { String::new() };
+        let owner = region
+            .owner
+            .map_or_else(String::new, |owner| format!(" by pyheap (pid {owner})"));
+        let remedy = if region.owner.is_none() {
+            format!("; remove it with: pyheap cure {pid}")
+        } else {
+            String::new()
+        };
         let end = region.base.saturating_add(region.len);
-        let _ = writeln!(text, "pyheap at {:#x}-{end:#x}: {}{owner}{remedy}", region.base, region.state);
+        let _ = writeln!(
+            text,
+            "pyheap at {:#x}-{end:#x}: {}{owner}{remedy}",
+            region.base, region.state
+        );
     }
     text
 }

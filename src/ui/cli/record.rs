@@ -32,9 +32,11 @@ const PROGRESS_LOG: Duration = Duration::from_secs(10);
 /// Without a PID the only Python process that can be attached to is taken; if there are several you are asked (at a
 /// terminal) or shown the list. Ctrl-C ends the recording: the files are complete then and the process is as before.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Exit codes: 0 recorded; 1 the recording failed on the way, what there is is kept; 2 wrong usage, \
+#[command(
+    after_help = "Exit codes: 0 recorded; 1 the recording failed on the way, what there is is kept; 2 wrong usage, \
 or no or several processes to choose from; 3 no such process; 4 not permitted; 5 not a supported Python; 6 already \
-traced or recorded by another; 7 cannot be attached to for another reason.")]
+traced or recorded by another; 7 cannot be attached to for another reason."
+)]
 pub struct Args {
     /// The process to record.
     #[arg(value_name = "PID", conflicts_with_all = ["pid", "command"])]
@@ -76,7 +78,11 @@ pub struct Args {
 /// With what is wrong.
 pub fn parse_period(text: &str) -> Result<u64, String> {
     let period = units::parse_size(text).map_err(|error| error.to_string())?;
-    if (1..=64 << 20).contains(&period) { Ok(period) } else { Err("must lie between 1 byte and 64 MiB".to_owned()) }
+    if (1..=64 << 20).contains(&period) {
+        Ok(period)
+    } else {
+        Err("must lie between 1 byte and 64 MiB".to_owned())
+    }
 }
 
 /// Sets a flag at SIGINT, SIGTERM and SIGHUP. SIGXFSZ is taken as well: a file size limit is an error of the write, not
@@ -101,7 +107,11 @@ pub fn stop_signals() -> Result<Arc<AtomicBool>, Failure> {
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let stop = stop_signals()?;
     check_writable(args)?;
-    let mut started = if args.command.is_empty() { None } else { Some(Started::new(&args.command)?) };
+    let mut started = if args.command.is_empty() {
+        None
+    } else {
+        Some(Started::new(&args.command)?)
+    };
     let target = match &mut started {
         Some(program) => program.wait_for_python(&stop)?,
         None => choose::target(args.process.or(args.pid))?,
@@ -116,10 +126,14 @@ fn check_writable(args: &Args) -> Result<(), Failure> {
     for part in [Part::Traces, Part::Events, Part::Sidecar] {
         let path = names.path(part);
         let existed = path.exists();
-        std::fs::OpenOptions::new().create(true).append(true).open(&path).map_err(|error| {
-            let text = format!("cannot write {}: {error}; choose another place with -o", path.display());
-            Failure::failed(text)
-        })?;
+        std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(|error| {
+                let text = format!("cannot write {}: {error}; choose another place with -o", path.display());
+                Failure::failed(text)
+            })?;
         if !existed {
             let _ = std::fs::remove_file(&path);
         }
@@ -147,13 +161,23 @@ pub fn record(
             interpreter.offset_source
         ));
     }
-    let options = Options { period: args.period, domains: 7, sizes: pyheap_injector::region::Sizes::default() };
+    let options = Options {
+        period: args.period,
+        domains: 7,
+        sizes: pyheap_injector::region::Sizes::default(),
+    };
     let session = match Session::attach(target, options) {
         Ok(session) => session,
         Err(error) => return Err(attach_failure(pid, error)),
     };
     let begun = Instant::now();
-    let files = ProfileWriter::create(&args.output, args.suffix, SystemTime::now(), args.period, &facts(&session));
+    let files = ProfileWriter::create(
+        &args.output,
+        args.suffix,
+        SystemTime::now(),
+        args.period,
+        &facts(&session),
+    );
     let files = match files {
         Ok(files) => files,
         Err(error) => {
@@ -169,7 +193,10 @@ pub fn record(
             return Err(Failure::failed(error));
         }
     };
-    note(&format!("recording PID {pid} into {} (Ctrl-C ends it)", names.path(Part::Traces).display()));
+    note(&format!(
+        "recording PID {pid} into {} (Ctrl-C ends it)",
+        names.path(Part::Traces).display()
+    ));
     if args.verbose {
         note(&cost(&session));
     }
@@ -263,7 +290,9 @@ fn wait(
                 note(&line);
             }
         }
-        let left = args.duration.map_or(LOOK, |duration| duration.saturating_sub(recorder.elapsed()));
+        let left = args
+            .duration
+            .map_or(LOOK, |duration| duration.saturating_sub(recorder.elapsed()));
         std::thread::sleep(LOOK.min(left));
     }
 }
@@ -295,11 +324,15 @@ fn end_reason(stop: &Stop, program: Option<&mut Started>) -> EndReason {
             let status = program.and_then(|program| program.ended());
             match status.and_then(|status| status.signal()) {
                 Some(signal) => EndReason::TargetKilled { signal },
-                None => EndReason::TargetExited { code: status.and_then(|status| status.code()) },
+                None => EndReason::TargetExited {
+                    code: status.and_then(|status| status.code()),
+                },
             }
         }
         Stop::TargetReplaced => EndReason::TargetReplaced,
-        other => EndReason::Failed { error: other.describe() },
+        other => EndReason::Failed {
+            error: other.describe(),
+        },
     }
 }
 
@@ -352,7 +385,9 @@ fn facts(session: &Session) -> Facts {
         cmdline: process.command_line.clone(),
         python: Some(interpreter.version.to_string()),
         libc: None,
-        host: nix::sys::utsname::uname().ok().and_then(|name| name.nodename().to_str().map(str::to_owned)),
+        host: nix::sys::utsname::uname()
+            .ok()
+            .and_then(|name| name.nodename().to_str().map(str::to_owned)),
         domains,
         attach_stop_micros: u64::try_from(held.as_micros()).ok(),
         pyheap_version: Some(crate::VERSION.to_owned()),
