@@ -6,6 +6,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const SLOTS: usize = 512;
 /// Number of buckets of the live table.
 pub const BUCKETS: usize = 1 << 16;
+/// Records that may find the ring full, one after the other, before the shim takes it that nobody will ever empty it.
+pub const MOST_STALLED: u64 = 1 << 16;
 /// Frees that could not take the lock wait here.
 pub const DEFERRED: usize = 256;
 
@@ -348,8 +350,10 @@ pub struct Control {
     pub ring_head: u64,
     /// `ring_tail` as the shim last believed it.
     pub ring_tail_seen: u64,
+    /// Records that found the ring full since the last one that did not. At [`MOST_STALLED`] the shim switches itself off.
+    pub stalled: u64,
     /// Nothing.
-    pub reserved4: [u64; 6],
+    pub reserved4: [u64; 5],
     /// Bytes ever consumed from the ring. Written by the host.
     pub ring_tail: Doubled,
     /// Nothing.

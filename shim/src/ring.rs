@@ -2,6 +2,7 @@
 
 use crate::state::{config, control};
 use core::sync::atomic::{Ordering, fence};
+use pyheap_protocol::control::MOST_STALLED;
 use pyheap_protocol::record::{Head, kind};
 use pyheap_protocol::ring::{fits, reserve};
 
@@ -30,8 +31,10 @@ pub fn begin(len: u64) -> Option<Reserved> {
     let head = control!(ring_head).load(Ordering::Relaxed);
     let (padding, total) = reserve(head, len, size);
     if !fits(head, control!(ring_tail_seen).load(Ordering::Relaxed), total, size) && !fits(head, tail(), total, size) {
+        stall();
         return None;
     }
+    control!(stalled).store(0, Ordering::Relaxed);
     let base = config!(ring) as *mut u8;
     let mut offset = head & (size - 1);
     if padding != 0 {
@@ -52,6 +55,16 @@ pub fn begin(len: u64) -> Option<Reserved> {
         at,
         next_head: head.wrapping_add(total),
     })
+}
+
+/// Counts records that nobody makes room for. The host is gone, or has been stopped for very long: from some number on the
+/// shim is of no use to anybody, and becomes a pass-through.
+fn stall() {
+    let stalled = control!(stalled).load(Ordering::Relaxed) + 1;
+    control!(stalled).store(stalled, Ordering::Relaxed);
+    if stalled > MOST_STALLED {
+        control!(gate).store(0, Ordering::Release);
+    }
 }
 
 /// The host's position, if it reads the same twice (see `Doubled`); else the last one believed.

@@ -1,6 +1,6 @@
 //! Attached: the shim is in the target, and goes out again when the session ends.
 //!
-//! [`Session::attach`] puts it there, [`Session::detach`] takes it away and says what is left, [`cure`] does the same for
+//! [`Session::attach`] puts it there, [`Session::detach`] takes it away and says what is left, [`cure()`] does the same for
 //! what another pyheap left behind. Dropping a session detaches as well, so that an error or a panic on the way does
 //! not leave hooks in the target.
 
@@ -374,7 +374,7 @@ pub fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
     (heartbeat()? != before).then_some(identity.owner_pid)
 }
 
-/// What [`cure`] did with one region.
+/// What [`cure()`] did with one region.
 #[derive(Debug)]
 pub enum Cured {
     /// It is gone.

@@ -194,7 +194,7 @@ pub fn record(
         }
     };
     note(&format!(
-        "recording PID {pid} into {} (Ctrl-C ends it)",
+        "recording {pid} into {} (Ctrl-C ends it)",
         names.path(Part::Traces).display()
     ));
     if args.verbose {
