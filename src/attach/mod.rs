@@ -1,1 +1,23 @@
-//! (skeleton)
+//! From a pid to a target that can be profiled: is it there, may we, is it a Python that we know, where is everything?
+//!
+//! [`process`] has the facts of any process, [`module`] and [`elf`] read the files that are mapped there,
+//! [`interpreter`] finds CPython in them, [`preflight`] puts all of it together into one answer, and [`candidates`] lists who can be asked.
+//!
+//! What it refuses to do: touch. Nothing in this module stops a process or writes to it.
+
+pub mod candidates;
+pub mod elf;
+pub mod find_error;
+pub mod interpreter;
+pub mod module;
+pub mod preflight;
+pub mod process;
+pub mod session;
+pub mod symbols;
+
+pub use candidates::Candidate;
+pub use find_error::FindError;
+pub use interpreter::Interpreter;
+pub use session::{AttachError, Session};
+pub use preflight::{Refusal, Target};
+pub use symbols::Symbols;

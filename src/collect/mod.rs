@@ -1,1 +1,14 @@
-//! (skeleton)
+//! From the ring in the target to events, traces and numbers here.
+//!
+//! Three threads joined by bounded queues. [`drain`] copies the ring's bytes out every few milliseconds and does nothing
+//! else, so that the target never waits and a slow disk costs nothing but memory here; [`resolve`] turns records into
+//! traces and events and keeps the model of what is live; the writer thread in [`recorder`] puts them into files.
+
+pub mod drain;
+pub mod live;
+pub mod names;
+pub mod recorder;
+pub mod resolve;
+
+pub use live::Live;
+pub use recorder::{Outcome, Recorder, Stop};

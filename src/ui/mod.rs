@@ -1,2 +1,4 @@
 //! What the user types and sees.
 pub mod cli;
+pub mod output;
+pub mod units;

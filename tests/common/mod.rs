@@ -16,6 +16,7 @@ pub mod interpreters;
 pub mod lines;
 pub mod picture;
 pub mod pyheap;
+pub mod python;
 pub mod report;
 pub mod target;
 

@@ -1,0 +1,55 @@
+//! Builds the shim, so that `cargo build` alone gives one binary that has it inside.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+fn main() {
+    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    for watched in [
+        "shim/src",
+        "shim/build.rs",
+        "shim/Cargo.toml",
+        "protocol/src",
+        "protocol/Cargo.toml",
+    ] {
+        println!("cargo::rerun-if-changed={}", root.join(watched).display());
+    }
+    // A target directory of its own: the outer cargo holds the lock of the usual one.
+    let target = out.join("shim");
+    let mut cargo = Command::new(env::var_os("CARGO").expect("cargo sets it"));
+    cargo
+        .args(["build", "--release", "--locked", "--manifest-path"])
+        .arg(root.join("shim/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&target)
+        // Clippy's wrapper, coverage or other flags are meant for the host's code.
+        .env_remove("RUSTC_WORKSPACE_WRAPPER")
+        .env_remove("CLIPPY_ARGS")
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("CARGO_BUILD_TARGET");
+    let status = cargo.status().expect("cargo could not be run for the shim");
+    assert!(status.success(), "the shim did not build");
+    let image = target.join("release/libpyheap_shim.so");
+    copy(&image, &out.join("shim.so"));
+    println!("cargo::rustc-env=PYHEAP_COMMIT={}", commit(&root));
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::copy(from, to).unwrap_or_else(|error| panic!("copying {}: {error}", from.display()));
+}
+
+/// The commit that is being built, for `--version`; "unknown" outside of a checkout.
+fn commit(root: &Path) -> String {
+    println!("cargo::rerun-if-changed={}", root.join(".git/HEAD").display());
+    Command::new("git")
+        .args(["rev-parse", "--short=12", "HEAD"])
+        .current_dir(root)
+        .output()
+        .ok()
+        .filter(|output| output.status.success())
+        .and_then(|output| String::from_utf8(output.stdout).ok())
+        .map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned())
+}

@@ -1,0 +1,200 @@
+//! Curing: the originals back, then the memory away, once it is proven that no thread is inside.
+
+use crate::arch::{Job, STUB_BYTES};
+use crate::hijack::{self, HijackError, Hijacked};
+use crate::infect::{Found, call_job, clear_stubs, wait};
+use crate::memory::{MemoryError, ProcessMemory, RemoteMemory};
+use crate::observe;
+use crate::space;
+use pyheap_protocol::RemoteAddr;
+use pyheap_protocol::control::{Control, Identity, SLOTS, ShimHeader, Slot, StartStatus};
+use std::mem::offset_of;
+use std::time::{Duration, Instant};
+use zerocopy::FromBytes;
+
+/// Longest wait for the stop routine.
+const STOP_DEADLINE: Duration = Duration::from_millis(800);
+/// Longest wait for threads to leave the shim, in each round.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(2);
+/// Pause before the last look: a thread that was preempted inside a function which reads and writes the allocators may
+/// hold our pointers where nobody sees them.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Stub slots of the two hijacks; the first two belong to the attach.
+const STOP_SLOT: u64 = 2;
+const UNMAP_SLOT: u64 = 3;
+
+/// Why a target could not be cured completely.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CureError {
+    /// No thread could be redirected.
+    #[error("the target could not be entered to take the hooks out")]
+    Hijack(#[from] HijackError),
+    /// Its memory could not be read or written.
+    #[error("the target's memory could not be accessed")]
+    Memory(#[from] MemoryError),
+    /// `/proc/PID/maps` could not be read.
+    #[error("the target's mappings could not be read")]
+    Maps(#[from] procfs::ProcError),
+    /// The stop routine did not run in time.
+    #[error("the redirected thread {0} got no processor; the hooks are still there, try again: pyheap cure PID")]
+    Slow(i32),
+}
+
+/// How a cure ended.
+#[derive(Debug)]
+pub enum Cure {
+    /// Nothing of ours is left.
+    Clean(Vec<Hijacked>),
+    /// The hooks are out, but the memory stays for now: inert text that somebody may still call.
+    Inert {
+        /// Why.
+        why: Inert,
+        /// What the hijacks cost.
+        hijacks: Vec<Hijacked>,
+    },
+}
+
+/// Why the memory was left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Inert {
+    /// Another tool (tracemalloc, for example) has saved pointers to our wrappers and may put them back.
+    #[error("another tool holds pointers to our wrappers ({0:#x})")]
+    Foreign(u64),
+    /// A thread was inside for too long.
+    #[error("a thread was still inside")]
+    Busy,
+    /// The process is a forked child of the one that was profiled.
+    #[error("it is a forked child's copy")]
+    Forked,
+}
+
+/// Takes a region of ours out of `pid`. `verify` re-reads the interpreter's allocators: true if none of them points into
+/// the given range.
+///
+/// # Errors
+/// See [`CureError`]; the region can be cured again later.
+pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> bool) -> Result<Cure, CureError> {
+    let memory = ProcessMemory::new(pid);
+    let mut hijacks = Vec::new();
+    let identity = match *found {
+        Found::Region(identity) => identity,
+        Found::Empty { base, len } => {
+            let tail = tail_for(pid, &memory)?;
+            hijacks.push(unmap(pid, &memory, base, len, tail)?);
+            return Ok(Cure::Clean(hijacks));
+        }
+    };
+    let word = |offset: usize| memory.read_u64(RemoteAddr(identity.control + offset as u64));
+    let header =
+        ShimHeader::read_from_bytes(&memory.read_array::<{ size_of::<ShimHeader>() }>(RemoteAddr(identity.header))?)
+            .map_err(|_| {
+                CureError::Memory(MemoryError::Read {
+                    addr: RemoteAddr(identity.header),
+                    len: size_of::<ShimHeader>(),
+                    source: std::io::ErrorKind::InvalidData.into(),
+                })
+            })?;
+    let text = identity.text..identity.text + identity.text_len;
+    let installed = word(offset_of!(Control, status))?;
+    if installed == StartStatus::Running as u64 || installed == StartStatus::Stopped as u64 {
+        memory.write(
+            RemoteAddr(identity.control + offset_of!(Control, status) as u64),
+            &0_u64.to_le_bytes(),
+        )?;
+        let job = call_job(&identity, header.stop);
+        let stub = identity.stub + STOP_SLOT * STUB_BYTES as u64;
+        let hijacked = hijack::hijack(pid, &observe::by_preference(pid), stub, job)?;
+        hijacks.push(hijacked);
+        if !wait(STOP_DEADLINE, || {
+            Ok(word(offset_of!(Control, status))? == StartStatus::Stopped as u64)
+        })? {
+            return Err(CureError::Slow(hijacked.tid));
+        }
+        let foreign = word(offset_of!(Control, detail))?;
+        if foreign != 0 {
+            clear_stubs(pid, identity.stub);
+            return Ok(Cure::Inert {
+                why: Inert::Foreign(foreign),
+                hijacks,
+            });
+        }
+        for settle in [false, false, true] {
+            if settle {
+                std::thread::sleep(SETTLE);
+            }
+            if !verify(&text) {
+                return Ok(Cure::Inert {
+                    why: Inert::Foreign(0),
+                    hijacks,
+                });
+            }
+            if !nobody_inside(pid, &memory, &identity, &text)? {
+                return Ok(Cure::Inert {
+                    why: Inert::Busy,
+                    hijacks,
+                });
+            }
+        }
+    } else if identity.target_pid != pid as u32 && installed == 0 && !verify(&text) {
+        return Ok(Cure::Inert {
+            why: Inert::Forked,
+            hijacks,
+        });
+    }
+    let tail = identity.stub + UNMAP_SLOT * STUB_BYTES as u64;
+    hijacks.push(unmap(pid, &memory, identity.base, identity.len, tail)?);
+    clear_stubs(pid, identity.stub);
+    Ok(Cure::Clean(hijacks))
+}
+
+/// Waits until no call is in flight and every thread has been seen outside of the text.
+fn nobody_inside(
+    pid: i32,
+    memory: &ProcessMemory,
+    identity: &Identity,
+    text: &std::ops::Range<u64>,
+) -> Result<bool, CureError> {
+    let deadline = Instant::now() + LEAVE_DEADLINE;
+    if !wait(LEAVE_DEADLINE, || Ok(calls_in_flight(memory, identity)? == 0))? {
+        return Ok(false);
+    }
+    Ok(observe::all_outside(pid, text, deadline)? && calls_in_flight(memory, identity)? == 0)
+}
+
+/// Calls that will return into the shim.
+fn calls_in_flight(memory: &ProcessMemory, identity: &Identity) -> Result<u64, MemoryError> {
+    let at = |offset: usize| RemoteAddr(identity.control + offset as u64);
+    let slow = memory.read_u64(at(offset_of!(Control, inflight)))?;
+    let small = memory.read_u64(at(offset_of!(Control, small_depth)))?;
+    let slots = memory.read_vec(at(offset_of!(Control, slots)), SLOTS * size_of::<Slot>())?;
+    let depths = slots
+        .chunks_exact(size_of::<Slot>())
+        .filter_map(|bytes| Slot::read_from_bytes(bytes).ok());
+    Ok(slow | small | depths.fold(0, |sum, slot| sum | slot.depth))
+}
+
+/// A place for a stub where no identity names one.
+fn tail_for(pid: i32, memory: &ProcessMemory) -> Result<u64, CureError> {
+    let maps = space::maps(pid)?;
+    space::largest_tail(memory, &maps, None)
+        .filter(|tail| tail.len >= STUB_BYTES as u64)
+        .map(|tail| tail.start)
+        .ok_or(CureError::Hijack(HijackError::Os {
+            what: "finding unused bytes for a stub",
+            source: std::io::ErrorKind::NotFound.into(),
+        }))
+}
+
+/// Unmaps and sees that it is gone.
+fn unmap(pid: i32, memory: &ProcessMemory, base: u64, len: u64, stub: u64) -> Result<Hijacked, CureError> {
+    let job = Job::Unmap { address: base, len };
+    let hijacked = hijack::hijack(pid, &observe::by_preference(pid), stub, job)?;
+    let gone = wait(STOP_DEADLINE, || Ok(memory.read_u64(RemoteAddr(base)).is_err()))?;
+    if gone {
+        Ok(hijacked)
+    } else {
+        Err(CureError::Slow(hijacked.tid))
+    }
+}

@@ -1,0 +1,434 @@
+//! One short hijack: stop a thread, redirect it to a stub, let go.
+//!
+//! All of it happens in a child process of ours with its own session and all signals blocked, so that a Ctrl-C, a closed
+//! terminal or the death of the command does not reach it, and its exit, however it comes about, undoes everything: the
+//! kernel detaches a dead tracer's threads. Until `PTRACE_SETREGS` the thread is merely stopped and would go on as if
+//! nothing had been; from then on it runs the stub, which needs nobody.
+
+#![expect(
+    unsafe_code,
+    reason = "fork, shared memory with the child, and ptrace requests that nix does not have"
+)]
+
+use crate::arch::{self, Job, Registers, STUB_BYTES};
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus};
+use nix::unistd::Pid;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest wait for one thread to stop.
+const STOP_DEADLINE: Duration = Duration::from_millis(100);
+/// Threads that one child looks at.
+pub const MAX_THREADS: usize = 8192;
+
+/// Why no thread could be redirected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HijackError {
+    /// The kernel said no to ptrace.
+    #[error("the kernel does not let us trace thread {tid}")]
+    Refused {
+        /// Which thread.
+        tid: i32,
+        /// errno
+        #[source]
+        source: std::io::Error,
+    },
+    /// The process is stopped (SIGSTOP, Ctrl-Z).
+    #[error("process {pid} is stopped (Ctrl-Z or SIGSTOP); continue it first: kill -CONT {pid}")]
+    GroupStopped {
+        /// The process.
+        pid: i32,
+    },
+    /// No thread stopped in time: all are in uninterruptible sleep, or signals are pending for each of them.
+    #[error("no thread of process {pid} could be stopped within {deadline:?}; try again")]
+    Timeout {
+        /// The process.
+        pid: i32,
+        /// How long we tried.
+        deadline: Duration,
+    },
+    /// The process is gone.
+    #[error("process {pid} is gone")]
+    Gone {
+        /// The process.
+        pid: i32,
+    },
+    /// A thread runs 32-bit code.
+    #[error("process {pid} runs 32-bit code")]
+    NotSixtyFour {
+        /// The process.
+        pid: i32,
+    },
+    /// A system call of ours failed.
+    #[error("{what} failed")]
+    Os {
+        /// What we tried.
+        what: &'static str,
+        /// errno
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// What a hijack cost.
+#[derive(Debug, Clone, Copy)]
+pub struct Hijacked {
+    /// The thread.
+    pub tid: i32,
+    /// From the confirmed stop to the moment we let go.
+    pub held: Duration,
+    /// From our request to stop to the moment we let go.
+    pub disturbed: Duration,
+}
+
+/// What the child reports, in memory shared with it.
+#[repr(C)]
+struct Report {
+    state: AtomicU32,
+    errno: AtomicU32,
+    tid: AtomicU32,
+    count: AtomicU32,
+    held_nanos: AtomicU64,
+    disturbed_nanos: AtomicU64,
+    observed: [AtomicU32; MAX_THREADS],
+}
+
+const NOTHING: u32 = 0;
+const DONE: u32 = 1;
+const REFUSED: u32 = 2;
+const STOPPED: u32 = 3;
+const TIMEOUT: u32 = 4;
+const GONE: u32 = 5;
+const THIRTY_TWO: u32 = 6;
+const WRITE_FAILED: u32 = 7;
+
+/// A page run shared with children.
+struct Shared(*mut Report);
+
+impl Shared {
+    fn new() -> Result<Self, HijackError> {
+        // SAFETY: a fresh anonymous mapping of the right size; the kernel zeroes it, which is valid for atomics.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                size_of::<Report>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(HijackError::Os {
+                what: "mmap",
+                source: std::io::Error::last_os_error(),
+            });
+        }
+        Ok(Self(at.cast()))
+    }
+}
+
+impl std::ops::Deref for Shared {
+    type Target = Report;
+    fn deref(&self) -> &Report {
+        // SAFETY: mapped in `new`, unmapped in `drop`, all fields are atomics.
+        unsafe { &*self.0 }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this size; no reference outlives `self`.
+        unsafe { libc::munmap(self.0.cast(), size_of::<Report>()) };
+    }
+}
+
+/// Runs `work` in a child process that may trace and that nothing can interrupt, and waits for it.
+///
+/// `work` runs between fork and exit of a process that may have other threads: it must not allocate, lock or panic.
+fn in_child(work: impl FnOnce()) -> Result<(), HijackError> {
+    let os = |what| {
+        move |errno: nix::Error| HijackError::Os {
+            what,
+            source: errno.into(),
+        }
+    };
+    // SAFETY: the child makes only system calls and touches memory prepared before; it leaves by `_exit`.
+    match unsafe { nix::unistd::fork() }.map_err(os("fork"))? {
+        nix::unistd::ForkResult::Child => {
+            let _ = nix::unistd::setsid();
+            let _ = nix::sys::signal::SigSet::all().thread_block();
+            work();
+            // SAFETY: ends this process without running anything of the parent's.
+            unsafe { libc::_exit(0) }
+        }
+        nix::unistd::ForkResult::Parent { child } => loop {
+            match nix::sys::wait::waitpid(child, Some(WaitPidFlag::__WALL)) {
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(os("waitpid")(errno)),
+                Ok(_) => return Ok(()),
+            }
+        },
+    }
+}
+
+/// Redirects one of `threads` (in this order of preference) of `pid` to a stub at `stub_at` that does `job`.
+///
+/// On success the thread is on its way through the stub; that the job is *done* must be seen in memory. On an error the
+/// target is as it was, apart from bytes at `stub_at` that nobody executes.
+///
+/// # Errors
+/// See [`HijackError`].
+pub fn hijack(pid: i32, threads: &[i32], stub_at: u64, job: Job) -> Result<Hijacked, HijackError> {
+    let memory = File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/mem"))
+        .map_err(|source| HijackError::Os {
+            what: "opening /proc/PID/mem for writing",
+            source,
+        })?;
+    let report = Shared::new()?;
+    let fd = memory.as_raw_fd();
+    in_child(|| redirect(&report, threads, fd, stub_at, job))?;
+    let tid = report.tid.load(Ordering::Acquire) as i32;
+    let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
+    match report.state.load(Ordering::Acquire) {
+        DONE => Ok(Hijacked {
+            tid,
+            held: Duration::from_nanos(report.held_nanos.load(Ordering::Acquire)),
+            disturbed: Duration::from_nanos(report.disturbed_nanos.load(Ordering::Acquire)),
+        }),
+        REFUSED => Err(HijackError::Refused { tid, source: source() }),
+        STOPPED => Err(HijackError::GroupStopped { pid }),
+        GONE => Err(HijackError::Gone { pid }),
+        THIRTY_TWO => Err(HijackError::NotSixtyFour { pid }),
+        WRITE_FAILED => Err(HijackError::Os {
+            what: "writing the stub through /proc/PID/mem",
+            source: source(),
+        }),
+        _ => Err(HijackError::Timeout {
+            pid,
+            deadline: STOP_DEADLINE,
+        }),
+    }
+}
+
+/// How a thread stopped.
+enum Stop {
+    Ours,
+    Group,
+    Gone,
+    Late,
+}
+
+/// Waits until `tid`, seized and interrupted, has stopped for us. Signals that come in between are passed on.
+fn wait_for_stop(tid: Pid, deadline: Instant) -> Stop {
+    let mut rounds = 0;
+    loop {
+        match nix::sys::wait::waitpid(tid, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) => {
+                if Instant::now() > deadline {
+                    return Stop::Late;
+                }
+                rounds += 1;
+                if rounds < 200 {
+                    std::thread::yield_now();
+                } else {
+                    let _ = nix::time::clock_nanosleep(
+                        nix::time::ClockId::CLOCK_MONOTONIC,
+                        nix::time::ClockNanosleepFlags::empty(),
+                        &nix::sys::time::TimeSpec::new(0, 50_000),
+                    );
+                }
+            }
+            Ok(WaitStatus::PtraceEvent(_, Signal::SIGTRAP, event)) if event == libc::PTRACE_EVENT_STOP => {
+                return Stop::Ours;
+            }
+            Ok(WaitStatus::PtraceEvent(_, _, event)) if event == libc::PTRACE_EVENT_STOP => return Stop::Group,
+            Ok(WaitStatus::Stopped(_, signal)) => {
+                // A signal on its way to the program: let it through; our interrupt is still to come.
+                let _ = ptrace::cont(tid, signal);
+            }
+            Ok(WaitStatus::PtraceEvent(..) | WaitStatus::PtraceSyscall(_)) => {
+                let _ = ptrace::cont(tid, None);
+            }
+            Ok(_) | Err(nix::errno::Errno::ECHILD) => return Stop::Gone,
+            Err(_) => {}
+        }
+    }
+}
+
+/// True if a signal waits for the thread or its process that it does not block: resuming it now would run the handler
+/// without the EINTR that the program may count on.
+fn signal_pending(tid: Pid) -> bool {
+    const PTRACE_PEEKSIGINFO: libc::c_uint = 0x4209;
+    const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+    #[repr(C)]
+    struct Peek {
+        offset: u64,
+        flags: u32,
+        count: i32,
+    }
+    let mut blocked = 0_u64;
+    // SAFETY: writes eight bytes at the given address (ptrace(2), PTRACE_GETSIGMASK).
+    let answer = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid.as_raw(), 8_usize, &raw mut blocked) };
+    if answer < 0 {
+        return true;
+    }
+    const MOST: usize = 16;
+    for flags in [0, 1] {
+        let peek = Peek {
+            offset: 0,
+            flags,
+            count: MOST as i32,
+        };
+        // SAFETY: `siginfo_t` is plain data.
+        let mut found: [libc::siginfo_t; MOST] = unsafe { std::mem::zeroed() };
+        // SAFETY: writes at most `count` elements at the given address (ptrace(2), PTRACE_PEEKSIGINFO).
+        let n = unsafe { libc::ptrace(PTRACE_PEEKSIGINFO, tid.as_raw(), &raw const peek, found.as_mut_ptr()) };
+        let Ok(n) = usize::try_from(n) else { return true };
+        if found
+            .iter()
+            .take(n)
+            .any(|info| (1..=64).contains(&info.si_signo) && blocked >> (info.si_signo - 1) & 1 == 0)
+        {
+            return true;
+        }
+    }
+    false
+}
+
+/// The child's work in [`hijack`].
+fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: Job) {
+    let fail = |state: u32, errno: i32, tid: i32| {
+        report.errno.store(errno as u32, Ordering::Release);
+        report.tid.store(tid as u32, Ordering::Release);
+        report.state.store(state, Ordering::Release);
+    };
+    let deadline = Instant::now() + STOP_DEADLINE;
+    fail(GONE, 0, 0);
+    loop {
+        for &tid in threads {
+            let thread = Pid::from_raw(tid);
+            match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
+                Ok(()) => {}
+                Err(nix::errno::Errno::ESRCH) => continue,
+                // Also what an exiting thread answers: try the others before believing it.
+                Err(errno) => {
+                    fail(REFUSED, errno as i32, tid);
+                    continue;
+                }
+            }
+            let asked = Instant::now();
+            if ptrace::interrupt(thread).is_err() {
+                continue;
+            }
+            match wait_for_stop(thread, deadline) {
+                Stop::Ours => {}
+                Stop::Group => {
+                    let _ = ptrace::detach(thread, None);
+                    return fail(STOPPED, 0, tid);
+                }
+                Stop::Gone => continue,
+                Stop::Late => {
+                    // It cannot be detached while it does not stop; our exit does that.
+                    fail(TIMEOUT, 0, tid);
+                    if Instant::now() > deadline + STOP_DEADLINE {
+                        return;
+                    }
+                    continue;
+                }
+            }
+            let stopped = Instant::now();
+            let Ok(regs) = ptrace::getregs(thread) else { continue };
+            if regs.cs != arch::USER_CS {
+                let _ = ptrace::detach(thread, None);
+                return fail(THIRTY_TWO, 0, tid);
+            }
+            if signal_pending(thread) {
+                let _ = ptrace::detach(thread, None);
+                fail(TIMEOUT, 0, tid);
+                continue;
+            }
+            let (bytes, enter) = arch::stub(job, stub_at, &arch::resumed(&regs));
+            // SAFETY: writes from a local array.
+            let written = unsafe { libc::pwrite(memory, bytes.as_ptr().cast(), STUB_BYTES, stub_at as i64) };
+            if written != STUB_BYTES as isize {
+                let errno = nix::errno::Errno::last_raw();
+                let _ = ptrace::detach(thread, None);
+                return fail(WRITE_FAILED, errno, tid);
+            }
+            // The commit point.
+            if ptrace::setregs(thread, enter).is_err() {
+                continue;
+            }
+            let _ = ptrace::detach(thread, None);
+            let end = Instant::now();
+            report
+                .held_nanos
+                .store((end - stopped).as_nanos() as u64, Ordering::Release);
+            report
+                .disturbed_nanos
+                .store((end - asked).as_nanos() as u64, Ordering::Release);
+            return fail(DONE, 0, tid);
+        }
+        // Signals pending everywhere, or nobody stopped: again, while there is time.
+        if report.state.load(Ordering::Acquire) != TIMEOUT || Instant::now() > deadline {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// What the child found for one thread in [`observe_running`].
+pub const OUTSIDE: u32 = 1;
+/// It is in the range, or a register points there.
+pub const INSIDE: u32 = 2;
+
+/// Stops each of `threads` for a moment and tells whether it is outside of `range`: [`OUTSIDE`], [`INSIDE`] (also if it
+/// could not be stopped), or 0 if it is gone.
+///
+/// # Errors
+/// When no child could be made.
+pub fn observe_running(threads: &[i32], range: &std::ops::Range<u64>) -> Result<Vec<u32>, HijackError> {
+    let report = Shared::new()?;
+    let threads = threads.get(..MAX_THREADS).unwrap_or(threads);
+    in_child(|| {
+        for (&tid, answer) in threads.iter().zip(&report.observed) {
+            let thread = Pid::from_raw(tid);
+            match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
+                Ok(()) => {}
+                Err(nix::errno::Errno::ESRCH) => continue,
+                Err(_) => {
+                    answer.store(INSIDE, Ordering::Release);
+                    continue;
+                }
+            }
+            let _ = ptrace::interrupt(thread);
+            match wait_for_stop(thread, Instant::now() + STOP_DEADLINE) {
+                Stop::Ours | Stop::Group => {
+                    let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| arch::touches(&regs, range));
+                    let _ = ptrace::detach(thread, None);
+                    answer.store(if inside { INSIDE } else { OUTSIDE }, Ordering::Release);
+                }
+                Stop::Gone => answer.store(NOTHING, Ordering::Release),
+                Stop::Late => {
+                    answer.store(INSIDE, Ordering::Release);
+                    // Only our exit lets go of it.
+                    return;
+                }
+            }
+        }
+    })?;
+    Ok(threads
+        .iter()
+        .zip(&report.observed)
+        .map(|(_, answer)| answer.load(Ordering::Acquire))
+        .collect())
+}

@@ -1,0 +1,104 @@
+//! The target's address space: a gap for our region, unused bytes for our stubs.
+
+use crate::memory::{ProcessMemory, RemoteMemory};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use pyheap_protocol::RemoteAddr;
+
+/// Pages.
+const PAGE: u64 = 4096;
+/// End of user space on x86-64 with four page-table levels.
+const USER_END: u64 = 0x7fff_ffff_f000;
+/// Lowest address that we choose.
+const USER_START: u64 = 0x1_0000_0000;
+
+/// The mappings of `pid`.
+///
+/// # Errors
+/// When `/proc/PID/maps` cannot be read: the process is gone, or it is not ours.
+pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
+    Ok(Process::new(pid)?.maps()?.0)
+}
+
+/// An address for `len` bytes in the middle of the largest gap: far from where the kernel puts the next mapping, from the
+/// heap's end and from the stack. `salt` makes a second attempt land elsewhere.
+#[must_use]
+pub fn gap(maps: &[MemoryMap], len: u64, salt: u64) -> Option<u64> {
+    let mut largest = (0, 0);
+    let mut end = USER_START;
+    for start in maps
+        .iter()
+        .map(|m| m.address.0)
+        .filter(|&s| s < USER_END)
+        .chain([USER_END])
+    {
+        if start > end && start - end > largest.1 {
+            largest = (end, start - end);
+        }
+        end = end.max(
+            maps.iter()
+                .find(|m| m.address.0 == start)
+                .map_or(start, |m| m.address.1),
+        );
+    }
+    let (start, room) = largest;
+    if room / 4 < len {
+        return None;
+    }
+    let offset = room / 2 - len / 2 + (salt % 1024) * (1 << 21) % (room / 8).max(PAGE);
+    Some((start + offset) / PAGE * PAGE)
+}
+
+/// Unused bytes at the end of an executable file mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tail {
+    /// First byte, aligned to 16.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// The largest zero tail of an executable mapping of a file that is not unloaded while the process lives: the program
+/// itself, a libpython, the C library, the loader.
+#[must_use]
+pub fn largest_tail(memory: &ProcessMemory, maps: &[MemoryMap], program: Option<(i32, i32, u64)>) -> Option<Tail> {
+    let mut best: Option<Tail> = None;
+    for map in maps {
+        let MMapPath::Path(path) = &map.pathname else { continue };
+        let wanted = MMPermissions::READ | MMPermissions::EXECUTE;
+        if !map.perms.contains(wanted) || map.perms.contains(MMPermissions::WRITE) {
+            continue;
+        }
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+        let stays = [
+            "libpython",
+            "libc.so",
+            "libc-",
+            "ld-linux",
+            "ld-musl",
+            "ld-2",
+            "libpthread",
+            "libm.so",
+            "libm-",
+        ]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
+        let is_program = program == Some((map.dev.0, map.dev.1, map.inode));
+        if !stays && !is_program {
+            continue;
+        }
+        let page = map.address.1 - PAGE;
+        let Ok(bytes) = memory.read_vec(RemoteAddr(page), PAGE as usize) else {
+            continue;
+        };
+        let zeros = bytes.iter().rev().take_while(|&&b| b == 0).count() as u64;
+        // Leave the first zeros alone: they may be operands of the last instruction.
+        let start = (map.address.1 - zeros + 32).next_multiple_of(16);
+        if start < map.address.1 && best.is_none_or(|b| b.len < map.address.1 - start) {
+            best = Some(Tail {
+                start,
+                len: map.address.1 - start,
+            });
+        }
+    }
+    best
+}

@@ -1,0 +1,78 @@
+//! The producer's side of the ring. Everything here runs under the lock.
+
+use crate::state::{config, control};
+use core::sync::atomic::{Ordering, fence};
+use pyheap_protocol::record::{Head, kind};
+use pyheap_protocol::ring::{fits, reserve};
+
+/// A place for one record, not yet visible to the host.
+pub struct Reserved {
+    at: *mut u8,
+    next_head: u64,
+}
+
+impl Reserved {
+    /// Where the record goes.
+    pub fn place(&self) -> *mut u8 {
+        self.at
+    }
+
+    /// Makes the record visible.
+    pub fn commit(self) {
+        control!(ring_head).store(self.next_head, Ordering::Release);
+    }
+}
+
+/// Finds room for a record of `len` bytes (a multiple of 8); `None` when the ring is full. A record's end beyond the ring
+/// is avoided by a filler, which becomes visible together with the record.
+pub fn begin(len: u64) -> Option<Reserved> {
+    let size = config!(ring_len);
+    let head = control!(ring_head).load(Ordering::Relaxed);
+    let (padding, total) = reserve(head, len, size);
+    if !fits(head, control!(ring_tail_seen).load(Ordering::Relaxed), total, size) && !fits(head, tail(), total, size) {
+        return None;
+    }
+    let base = config!(ring) as *mut u8;
+    let mut offset = head & (size - 1);
+    if padding != 0 {
+        // SAFETY: `offset..offset + padding` is the end of the ring, free by `fits`, and 8 bytes at least, since all
+        // records are multiples of 8.
+        unsafe {
+            base.add(offset as usize).cast::<Head>().write(Head {
+                len: padding as u32,
+                kind: kind::PAD,
+                flags: 0,
+            })
+        };
+        offset = 0;
+    }
+    // SAFETY: `offset + len <= size` by `reserve`, and free by `fits`; `base` is the ring that the host mapped for us.
+    let at = unsafe { base.add(offset as usize) };
+    Some(Reserved {
+        at,
+        next_head: head.wrapping_add(total),
+    })
+}
+
+/// The host's position, if it reads the same twice (see `Doubled`); else the last one believed.
+fn tail() -> u64 {
+    let b = control!(ring_tail.b).load(Ordering::Acquire);
+    fence(Ordering::Acquire);
+    let a = control!(ring_tail.a).load(Ordering::Acquire);
+    if a == b {
+        control!(ring_tail_seen).store(a, Ordering::Relaxed);
+    }
+    control!(ring_tail_seen).load(Ordering::Relaxed)
+}
+
+/// Writes one record of fixed size; false when the ring is full.
+pub fn push<T>(record: T) -> bool {
+    let Some(reserved) = begin(size_of::<T>() as u64) else {
+        return false;
+    };
+    // SAFETY: `begin` gave `size_of::<T>()` bytes; records are `repr(C)` of words, and the ring's offsets are multiples
+    // of 8.
+    unsafe { reserved.place().cast::<T>().write(record) };
+    reserved.commit();
+    true
+}

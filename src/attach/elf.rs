@@ -1,0 +1,365 @@
+//! Reads what is needed of a mapped ELF file: segments, a few sections, a few symbols.
+//!
+//! The file belongs to the target, and may be anything. Only pieces of it are read, each up to a named cap, and never
+//! the whole: an interpreter with debug information is 30 MB and more. What it refuses to do: 32-bit and big-endian
+//! files, and files without section headers.
+
+use crate::frames::PyVersion;
+use goblin::container::{Container, Ctx, Endian};
+use goblin::elf::program_header::{PF_W, PF_X, PT_LOAD, ProgramHeader};
+use goblin::elf::section_header::{SHF_COMPRESSED, SHT_NOBITS, SectionHeader};
+use goblin::elf::sym::{STT_FUNC, STT_OBJECT, Symtab, st_type};
+use goblin::elf::{Elf, header};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+/// ELF itself cannot count more program headers without tricks that nobody plays.
+const MAX_SEGMENTS: u16 = 512;
+/// Files with more sections have been made to hurt; interpreters have below 50.
+const MAX_SECTIONS: u16 = 4096;
+/// Names of all sections together.
+const MAX_SECTION_NAMES_BYTES: u64 = 1 << 20;
+/// One symbol or string table. The .symtab of a CPython is below 1 MB, a large embedder's some 50 MB.
+const MAX_TABLE_BYTES: u64 = 256 << 20;
+/// A symbol table entry of a 64-bit file.
+const SYMBOL_BYTES: u64 = 24;
+
+const CTX: Ctx = Ctx {
+    container: Container::Big,
+    le: Endian::Little,
+};
+
+/// Why a file could not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ElfError {
+    /// The file cannot be read.
+    #[error("the file cannot be read")]
+    Io(#[from] io::Error),
+    /// It is no ELF file.
+    #[error("the file is no ELF file")]
+    NotElf,
+    /// It is not for a 64-bit little-endian machine.
+    #[error("the file is for another kind of machine (32-bit or big-endian)")]
+    OtherMachine,
+    /// Its structure makes no sense.
+    #[error("the ELF file is damaged: {0}")]
+    Damaged(&'static str),
+    /// A part of it is larger than is read.
+    #[error("{what} of the ELF file has {len} bytes, more than is read")]
+    TooLarge {
+        /// Which part.
+        what: String,
+        /// Its size.
+        len: u64,
+    },
+}
+
+/// A part of the file that is mapped into memory (`PT_LOAD`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it is in the file.
+    pub file_offset: u64,
+    /// How much of it is in the file.
+    pub file_size: u64,
+    /// Its address by the file, before the load bias.
+    pub address: u64,
+    /// Its size in memory, .bss included.
+    pub memory_size: u64,
+    /// It holds code.
+    pub executable: bool,
+    /// It may be written.
+    pub writable: bool,
+}
+
+/// A section.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    /// Its name, such as `.PyRuntime`.
+    pub name: String,
+    /// Its address by the file, before the load bias.
+    pub address: u64,
+    /// Its size.
+    pub size: u64,
+    file_offset: Option<u64>,
+    compressed: bool,
+}
+
+/// A symbol that was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Symbol {
+    /// Its address by the file, before the load bias.
+    pub address: u64,
+    /// Its size; 0 when the file does not say.
+    pub size: u64,
+    /// It is in `.dynsym`, so other modules may use it.
+    pub exported: bool,
+    /// It is a function, else data.
+    pub function: bool,
+}
+
+/// An ELF file, 64-bit, little-endian.
+#[derive(Debug)]
+pub struct ElfFile {
+    file: File,
+    len: u64,
+    /// Linked for any address (a PIE or a shared library), else for a fixed one.
+    pub position_independent: bool,
+    /// The parts in memory, in the file's order.
+    pub segments: Vec<Segment>,
+    sections: Vec<Section>,
+}
+
+impl ElfFile {
+    /// Reads the headers of `file`.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is no ELF file for this kind of machine.
+    pub fn open(file: File) -> Result<Self, ElfError> {
+        let len = file.metadata()?.len();
+        let read = |offset: u64, len: usize| -> Result<Vec<u8>, ElfError> {
+            let mut bytes = vec![0; len];
+            file.read_exact_at(&mut bytes, offset)?;
+            Ok(bytes)
+        };
+        let ident = read(0, header::header64::SIZEOF_EHDR).map_err(|_| ElfError::NotElf)?;
+        if !ident.starts_with(header::ELFMAG) {
+            return Err(ElfError::NotElf);
+        }
+        if ident.get(header::EI_CLASS) != Some(&header::ELFCLASS64)
+            || ident.get(header::EI_DATA) != Some(&header::ELFDATA2LSB)
+        {
+            return Err(ElfError::OtherMachine);
+        }
+        let header = Elf::parse_header(&ident).map_err(|_| ElfError::Damaged("the header"))?;
+        if header.e_phnum > MAX_SEGMENTS || header.e_shnum > MAX_SECTIONS {
+            return Err(ElfError::Damaged("too many segments or sections"));
+        }
+
+        let count = usize::from(header.e_phnum);
+        let bytes = read(header.e_phoff, count * ProgramHeader::size(CTX))?;
+        let headers = ProgramHeader::parse(&bytes, 0, count, CTX).map_err(|_| ElfError::Damaged("the segments"))?;
+        let segments = headers.iter().filter(|h| h.p_type == PT_LOAD).map(segment).collect();
+
+        let count = usize::from(header.e_shnum);
+        let bytes = read(header.e_shoff, count * SectionHeader::size(CTX))?;
+        let headers: Vec<SectionHeader> = if count == 0 {
+            Vec::new()
+        } else {
+            SectionHeader::parse_from(&bytes, 0, count, CTX).map_err(|_| ElfError::Damaged("the sections"))?
+        };
+        let names = match headers.get(usize::from(header.e_shstrndx)) {
+            Some(names) if names.sh_size <= MAX_SECTION_NAMES_BYTES => {
+                read(names.sh_offset, usize::try_from(names.sh_size).unwrap_or(0))?
+            }
+            _ => Vec::new(),
+        };
+        let sections = headers.iter().map(|h| section(h, &names)).collect();
+        Ok(Self {
+            len,
+            position_independent: header.e_type != header::ET_EXEC,
+            segments,
+            sections,
+            file,
+        })
+    }
+
+    /// The section `name`.
+    #[must_use]
+    pub fn section(&self, name: &str) -> Option<&Section> {
+        self.sections.iter().find(|section| section.name == name)
+    }
+
+    /// The content of section `name`; `None` when there is no such section, or it is not in the file, or compressed.
+    ///
+    /// # Errors
+    /// When it is larger than `cap` or cannot be read.
+    pub fn section_bytes(&self, name: &str, cap: u64) -> Result<Option<Vec<u8>>, ElfError> {
+        let Some((section, offset)) = self
+            .section(name)
+            .filter(|section| !section.compressed)
+            .and_then(|section| Some((section, section.file_offset?)))
+        else {
+            return Ok(None);
+        };
+        // The second bound keeps a small file from asking for a large buffer.
+        if section.size > cap || section.size > self.len {
+            let what = name.to_owned();
+            let len = section.size;
+            return Err(ElfError::TooLarge { what, len });
+        }
+        let mut bytes = vec![0; usize::try_from(section.size).unwrap_or(0)];
+        self.file.read_exact_at(&mut bytes, offset)?;
+        Ok(Some(bytes))
+    }
+
+    /// The first bytes of the first segment, up to one page: what must be found in memory if this is the mapped file.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn first_page(&self) -> Result<Option<(u64, Vec<u8>)>, ElfError> {
+        let Some(first) = self.segments.iter().find(|s| !s.writable) else {
+            return Ok(None);
+        };
+        let mut bytes = vec![0; usize::try_from(first.file_size.min(4096)).unwrap_or(0)];
+        self.file.read_exact_at(&mut bytes, first.file_offset)?;
+        Ok(Some((first.address, bytes)))
+    }
+
+    /// Looks up defined symbols, in `.dynsym` and, for those not there, in `.symtab`.
+    ///
+    /// # Errors
+    /// When a symbol table is damaged or too large.
+    pub fn symbols(&self, wanted: &[&'static str]) -> Result<HashMap<&'static str, Symbol>, ElfError> {
+        let mut found = HashMap::new();
+        self.symbols_of(".dynsym", ".dynstr", true, wanted, &mut found)?;
+        if wanted.iter().any(|name| !found.contains_key(name)) {
+            self.symbols_of(".symtab", ".strtab", false, wanted, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    fn symbols_of(
+        &self,
+        table: &'static str,
+        names: &'static str,
+        exported: bool,
+        wanted: &[&'static str],
+        found: &mut HashMap<&'static str, Symbol>,
+    ) -> Result<(), ElfError> {
+        let (Some(table), Some(names)) = (
+            self.section_bytes(table, MAX_TABLE_BYTES)?,
+            self.section_bytes(names, MAX_TABLE_BYTES)?,
+        ) else {
+            return Ok(());
+        };
+        let count = table.len() / usize::try_from(SYMBOL_BYTES).unwrap_or(usize::MAX);
+        let symbols = Symtab::parse(&table, 0, count, CTX).map_err(|_| ElfError::Damaged("a symbol table"))?;
+        let wanted: HashMap<&[u8], &'static str> = wanted.iter().map(|name| (name.as_bytes(), *name)).collect();
+        for symbol in symbols.iter() {
+            let kind = st_type(symbol.st_info);
+            if symbol.st_shndx == 0 || !matches!(kind, STT_FUNC | STT_OBJECT) {
+                continue;
+            }
+            let Some(tail) = names.get(symbol.st_name..) else {
+                continue;
+            };
+            let name = tail.split(|byte| *byte == 0).next().unwrap_or_default();
+            let Some(&name) = wanted.get(without_lto_suffix(name)) else {
+                continue;
+            };
+            found.entry(name).or_insert(Symbol {
+                address: symbol.st_value,
+                size: symbol.st_size,
+                exported,
+                function: kind == STT_FUNC,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn segment(header: &ProgramHeader) -> Segment {
+    Segment {
+        file_offset: header.p_offset,
+        file_size: header.p_filesz,
+        address: header.p_vaddr,
+        memory_size: header.p_memsz,
+        executable: header.p_flags & PF_X != 0,
+        writable: header.p_flags & PF_W != 0,
+    }
+}
+
+fn section(header: &SectionHeader, names: &[u8]) -> Section {
+    let name = names
+        .get(header.sh_name..)
+        .and_then(|tail| tail.split(|byte| *byte == 0).next())
+        .unwrap_or_default();
+    Section {
+        name: String::from_utf8_lossy(name).into_owned(),
+        address: header.sh_addr,
+        size: header.sh_size,
+        file_offset: (header.sh_type != SHT_NOBITS).then_some(header.sh_offset),
+        compressed: header.sh_flags & u64::from(SHF_COMPRESSED) != 0,
+    }
+}
+
+/// Link-time optimisation renames static symbols: `_PyMem_Raw.lto_priv.0`.
+fn without_lto_suffix(name: &[u8]) -> &[u8] {
+    const MARK: &[u8] = b".lto_priv.";
+    let at = name.windows(MARK.len()).position(|window| window == MARK);
+    at.and_then(|at| name.get(..at)).unwrap_or(name)
+}
+
+/// `3.10.13`, `3.12.0rc1`, `3.9.2+`.
+pub(super) fn parse_version(text: &str) -> Option<PyVersion> {
+    let text = text.strip_suffix('+').unwrap_or(text);
+    let mut parts = text.splitn(3, '.');
+    let (major, minor, rest) = (parts.next()?, parts.next()?, parts.next()?);
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let (micro, suffix) = rest.split_at_checked(digits)?;
+    let level = |mark: u8, serial: &str| serial.parse::<u8>().ok().filter(|s| *s < 16).map(|s| mark << 4 | s);
+    let release = match suffix {
+        "" => 0xf0,
+        _ => [("rc", 0xc), ("a", 0xa), ("b", 0xb)]
+            .into_iter()
+            .find_map(|(prefix, mark)| level(mark, suffix.strip_prefix(prefix)?))?,
+    };
+    let number = |text: &str| {
+        text.parse::<u8>()
+            .ok()
+            .filter(|_| text.bytes().all(|b| b.is_ascii_digit()))
+    };
+    Some(PyVersion {
+        major: number(major)?,
+        minor: number(minor)?,
+        micro: number(micro)?,
+        release,
+    })
+}
+
+/// Where a segment is in memory.
+pub(super) fn in_memory(segment: &Segment, bias: u64) -> Range<u64> {
+    let start = segment.address.wrapping_add(bias);
+    start..start.saturating_add(segment.memory_size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_test_is_an_elf_file_with_symbols() {
+        let elf = ElfFile::open(File::open("/proc/self/exe").unwrap()).unwrap();
+        assert!(elf.segments.iter().any(|s| s.executable));
+        assert!(elf.section(".text").is_some());
+        let symbols = elf.symbols(&["main", "no_such_symbol"]).unwrap();
+        assert!(symbols["main"].function && !symbols["main"].exported);
+        assert_eq!(symbols.len(), 1);
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        let error = ElfFile::open(File::open("/proc/self/maps").unwrap()).unwrap_err();
+        assert!(matches!(error, ElfError::NotElf));
+    }
+
+    #[test]
+    fn versions() {
+        let version = |text| parse_version(text).map(|v| v.to_string());
+        assert_eq!(version("3.10.13").as_deref(), Some("3.10.13"));
+        assert_eq!(version("3.12.0rc1+").as_deref(), Some("3.12.0rc1"));
+        for no in ["3.10", "3.10.1.2", "3.x.1", "3.1.+", "", "3.400.1", "3.8.0z1"] {
+            assert_eq!(version(no), None, "{no}");
+        }
+    }
+
+    #[test]
+    fn lto_names() {
+        assert_eq!(without_lto_suffix(b"_PyMem_Raw.lto_priv.0"), b"_PyMem_Raw");
+        assert_eq!(without_lto_suffix(b"_PyObject_Malloc.cold"), b"_PyObject_Malloc.cold");
+    }
+}

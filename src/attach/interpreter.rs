@@ -1,0 +1,266 @@
+//! Finds CPython in a process: which version, where `_PyRuntime` is, which layout fits, which functions are where.
+//!
+//! Candidates are the executable, then mapped files with `libpython` in their name, then (an embedder may hide it in a
+//! plug-in) every mapped library. `_PyRuntime` comes from `.dynsym`, `.symtab` or the section `.PyRuntime` (3.10 and
+//! later), the version from `Py_Version` or the debug offsets, before 3.11 from the exported functions and the version
+//! string. Nothing is believed before the layout has been followed through the live process.
+//!
+//! What it refuses, in one line that says what was found: other versions, free-threaded builds, PyPy and MicroPython,
+//! 32-bit programs, interpreters without any symbol, and a process that has two running interpreters.
+
+use super::elf::ElfError;
+use super::find_error::{self, FindError};
+use super::module::{MappedFile, Module, ModuleError};
+use super::process;
+use super::symbols::{SYMBOLS, Symbols, version_before_3_11, version_text};
+use crate::frames::dwarf::Structs;
+use crate::frames::layout::{DebugOffsets, DebugOffsetsError, Layout};
+use crate::frames::{PyVersion, ValidationError};
+use procfs::process::Process;
+use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// So many mapped libraries are searched when neither the executable nor a libpython is it.
+const MAX_OTHER_MODULES: usize = 512;
+/// So many descendants of a process that is no Python are looked at.
+const MAX_DESCENDANTS: usize = 256;
+
+/// Where the layout is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OffsetSource {
+    /// The table of the minor version.
+    Table,
+    /// The process's own debug offsets (3.13), with the table for what they lack.
+    DebugOffsets,
+    /// The DWARF of the interpreter's file, after the table did not fit.
+    Dwarf,
+}
+
+/// A CPython in a process.
+#[derive(Debug, Clone)]
+pub struct Interpreter {
+    /// The version.
+    pub version: PyVersion,
+    /// The file that holds it, as the process sees it.
+    pub path: PathBuf,
+    /// The address of `_PyRuntime`.
+    pub runtime: RemoteAddr,
+    /// Where the fields are. It has been validated against the process.
+    pub layout: Layout,
+    /// Where the layout is from.
+    pub offset_source: OffsetSource,
+    /// False for a program that is linked for a fixed address.
+    pub position_independent: bool,
+    /// Address in memory less address by the file.
+    pub load_bias: u64,
+    /// Functions and data that the shim or its installer may need.
+    pub symbols: Symbols,
+    /// The code of the interpreter's file, so that one can tell whether a function pointer is its own.
+    pub text: Vec<Range<u64>>,
+    /// The writable data of the interpreter's file, .bss included.
+    pub writable: Vec<Range<u64>>,
+}
+
+/// How far the interpreter has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Not initialised yet, or not any more.
+    NotInitialised,
+    /// It runs.
+    Running,
+    /// It is shutting down.
+    Finalizing,
+}
+
+impl Interpreter {
+    /// Where the interpreter's start and end are at.
+    ///
+    /// # Errors
+    /// When the memory cannot be read.
+    pub fn phase(&self, mem: &impl RemoteMemory) -> Result<Phase, MemoryError> {
+        phase(mem, self.runtime, &self.layout)
+    }
+
+    /// True when `addr` lies in the interpreter's own code.
+    #[must_use]
+    pub fn is_own_code(&self, addr: RemoteAddr) -> bool {
+        self.text.iter().any(|range| range.contains(&addr.0))
+    }
+}
+
+fn phase(mem: &impl RemoteMemory, runtime: RemoteAddr, layout: &Layout) -> Result<Phase, MemoryError> {
+    // Offsets are below 1 MiB; an address that wraps cannot be read.
+    let at = |offset| runtime.checked_add(offset).unwrap_or(RemoteAddr::NULL);
+    if mem.read_u64(at(layout.runtime.finalizing))? != 0 {
+        return Ok(Phase::Finalizing);
+    }
+    Ok(match mem.read_u32(at(layout.runtime.initialized))? {
+        0 => Phase::NotInitialised,
+        _ => Phase::Running,
+    })
+}
+
+/// Finds the CPython in process `pid`. Reads only; nothing is stopped.
+///
+/// # Errors
+/// With what was found instead, in one line.
+pub fn find(pid: i32) -> Result<Interpreter, FindError> {
+    let maps_error = |source| FindError::Maps { pid, source };
+    let process = Process::new(pid).map_err(maps_error)?;
+    let exe = process.exe().unwrap_or_default();
+    let files = MappedFile::all(&process.maps().map_err(maps_error)?);
+    find_error::by_name(&exe, &files)?;
+
+    let is_exe = |file: &MappedFile| file.is_program(&exe);
+    let (first, other): (Vec<_>, Vec<_>) = files
+        .iter()
+        .partition(|file| is_exe(file) || file.name().contains("libpython"));
+    let mut first = first;
+    first.sort_by_key(|file| !is_exe(file));
+    let mut running: Option<Interpreter> = None;
+    let mut refused = None;
+    let other = other.into_iter().filter(|file| file.executable).take(MAX_OTHER_MODULES);
+    for (is_named, file) in first.into_iter().map(|f| (true, f)).chain(other.map(|f| (false, f))) {
+        if !is_named && (running.is_some() || refused.is_some()) {
+            break;
+        }
+        match examine(pid, file, is_exe(file)) {
+            Ok(None) => {}
+            Ok(Some(found)) => match running {
+                Some(first) => {
+                    return Err(FindError::Ambiguous {
+                        pid,
+                        first: first.path,
+                        second: found.path,
+                    });
+                }
+                None => running = Some(found),
+            },
+            Err(FindError::Module {
+                source: ModuleError::Elf(ElfError::OtherMachine),
+                ..
+            }) if is_exe(file) => return Err(find_error::other_machine(&file.name())),
+            // A library that cannot be read and has nothing to do with Python is no reason to give up.
+            Err(FindError::Module { .. }) if !is_named => {}
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    match (running, refused) {
+        (Some(found), _) => Ok(found),
+        (None, Some(error)) => Err(error),
+        (None, None) => Err(FindError::NotPython {
+            pid,
+            exe: process::printable(&exe),
+            python_descendants: process::descendants(pid)
+                .into_iter()
+                .take(MAX_DESCENDANTS)
+                .filter(|child| super::candidates::looks_like_python(*child))
+                .collect(),
+        }),
+    }
+}
+
+/// Looks for an interpreter in one mapped file, which may be the program itself; `None` when it has none.
+fn examine(pid: i32, file: &MappedFile, is_program: bool) -> Result<Option<Interpreter>, FindError> {
+    let failed = |source| FindError::Module {
+        path: file.path.clone(),
+        source,
+    };
+    let module = match file.open(pid) {
+        // Mapped as data (a debugger, an archiver), not loaded.
+        Err(ModuleError::NotMapped) => return Ok(None),
+        opened => opened.map_err(failed)?,
+    };
+    let symbols = module.elf.symbols(SYMBOLS).map_err(|e| failed(e.into()))?;
+    let section = module.elf.section(".PyRuntime").map(|section| section.address);
+    let runtime = symbols.get("_PyRuntime").map(|s| s.address).or(section);
+    let Some(runtime) = runtime else {
+        return match symbols.contains_key("Py_GetVersion") {
+            true => {
+                let is_old = |v: &PyVersion| (v.major, v.minor) < (3, 7);
+                let version = version_text(&module, &ProcessMemory::new(pid), is_old);
+                Err(find_error::old(version, &file.name()))
+            }
+            // The program itself: if it has made itself a Python version, it is one that hides.
+            false if is_program => {
+                let version = version_text(&module, &ProcessMemory::new(pid), |v| v.major == 3);
+                version.map_or(Ok(None), |version| Err(find_error::hidden(version, &file.name())))
+            }
+            false => Ok(None),
+        };
+    };
+    let runtime = module.remote(runtime);
+    let mem = ProcessMemory::new(pid);
+    let memory = |source| FindError::Memory { pid, source };
+
+    let debug = match DebugOffsets::read(&mem, runtime) {
+        Ok(debug) => Some(debug),
+        Err(DebugOffsetsError::Memory(source)) => return Err(memory(source)),
+        Err(_) => None,
+    };
+    let version = match (&debug, symbols.get("Py_Version")) {
+        (Some(debug), _) => Some(debug.version),
+        (None, Some(at)) => Some(PyVersion::from_hex(
+            mem.read_u32(module.remote(at.address)).map_err(memory)?,
+        )),
+        (None, None) => version_before_3_11(&symbols, &module, &mem),
+    };
+    let Some(version) = version else {
+        return Err(find_error::unknown_version(&file.name()));
+    };
+    find_error::by_version(version, debug.as_ref().is_some_and(|debug| debug.free_threaded))?;
+    let (layout, offset_source) = choose_layout(&mem, runtime, version, debug.as_ref(), &module, pid)?;
+    Ok(Some(Interpreter {
+        version,
+        runtime,
+        layout,
+        offset_source,
+        position_independent: module.elf.position_independent,
+        load_bias: module.bias,
+        symbols: Symbols::new(&symbols, &module, version),
+        text: module.text(),
+        writable: module.writable(),
+        path: module.path,
+    }))
+}
+
+/// The debug offsets over the table, else the table, else the DWARF: the first that the process confirms.
+fn choose_layout(
+    mem: &ProcessMemory,
+    runtime: RemoteAddr,
+    version: PyVersion,
+    debug: Option<&DebugOffsets>,
+    module: &Module,
+    pid: i32,
+) -> Result<(Layout, OffsetSource), FindError> {
+    let own = debug.and_then(|debug| debug.layout().ok());
+    let table = Layout::of_minor(version.minor).ok();
+    let known = [(own, OffsetSource::DebugOffsets), (table, OffsetSource::Table)];
+    let mut first_error = None;
+    for (layout, source) in known {
+        let Some(layout) = layout else { continue };
+        match phase(mem, runtime, &layout).map_err(|source| FindError::Memory { pid, source })? {
+            Phase::NotInitialised => {
+                return Err(FindError::NotInitialised { pid, version });
+            }
+            // Whoever wants to attach refuses it; who only asks what it is gets an answer while the lists still stand.
+            Phase::Running | Phase::Finalizing => {}
+        }
+        match layout.validate(mem, runtime) {
+            Ok(()) => return Ok((layout, source)),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    let dwarf = Structs::read(&module.elf).and_then(|structs| structs.layout(version.minor));
+    if let Ok(layout) = dwarf
+        && layout.validate(mem, runtime).is_ok()
+    {
+        return Ok((layout, OffsetSource::Dwarf));
+    }
+    Err(FindError::Layout {
+        version,
+        path: module.path.clone(),
+        source: first_error.unwrap_or(ValidationError::MainNotListed),
+    })
+}

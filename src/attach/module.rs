@@ -1,0 +1,227 @@
+//! The ELF files that are mapped into a process, as modules: file, load bias, ranges.
+//!
+//! A file is opened through the process's own root (it may be in a container), or, when it was deleted or replaced
+//! since, through the kernel's link to the mapped one. Either way its first page must be what is in memory: a file of
+//! the same name that was installed later is not the one that runs.
+
+use super::elf::{ElfError, ElfFile, in_memory};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
+use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Addresses of files are multiples of this on x86-64.
+const PAGE: u64 = 4096;
+/// What the kernel appends to the path of a mapped file that has no name any more.
+const DELETED: &str = " (deleted)";
+
+/// One file and where its parts are mapped.
+#[derive(Debug, Clone)]
+pub struct MappedFile {
+    /// The path as the process sees it, without the mark for a deleted file.
+    pub path: PathBuf,
+    /// True when the kernel says that the file has no name any more.
+    pub deleted: bool,
+    /// The file's device and inode numbers, as `/proc/PID/maps` has them.
+    identity: ((i32, i32), u64),
+    /// Address ranges, with the offset in the file at which each begins.
+    ranges: Vec<(Range<u64>, u64)>,
+    /// A part of it is mapped executable.
+    pub executable: bool,
+}
+
+impl MappedFile {
+    /// The files in `maps`, in the order of their first address.
+    #[must_use]
+    pub fn all(maps: &MemoryMaps) -> Vec<Self> {
+        let mut files: Vec<Self> = Vec::new();
+        for map in maps {
+            let MMapPath::Path(path) = &map.pathname else { continue };
+            let identity = (map.dev, map.inode);
+            let known = files.iter_mut().rev().find(|file| file.identity == identity);
+            match known {
+                Some(file) => file.add(map),
+                None => files.push(Self::new(path, map)),
+            }
+        }
+        files
+    }
+
+    fn new(path: &Path, map: &MemoryMap) -> Self {
+        let shown = path.to_string_lossy();
+        let stripped = shown.strip_suffix(DELETED).map(PathBuf::from);
+        let mut file = Self {
+            deleted: stripped.is_some(),
+            path: stripped.unwrap_or_else(|| path.to_owned()),
+            identity: (map.dev, map.inode),
+            ranges: Vec::new(),
+            executable: false,
+        };
+        file.add(map);
+        file
+    }
+
+    fn add(&mut self, map: &MemoryMap) {
+        self.ranges.push((map.address.0..map.address.1, map.offset));
+        self.executable |= map.perms.contains(MMPermissions::EXECUTE);
+    }
+
+    /// The last component of the path.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    /// True when this is the program that the process runs; `exe` is what `/proc/PID/exe` links to.
+    #[must_use]
+    pub fn is_program(&self, exe: &Path) -> bool {
+        let shown = exe.to_string_lossy();
+        self.path == exe
+            || shown
+                .strip_suffix(DELETED)
+                .is_some_and(|path| self.path == Path::new(path))
+    }
+
+    /// Opens the file that is mapped into process `pid`.
+    ///
+    /// # Errors
+    /// When it cannot be opened, is no ELF file of ours, or is not what is in memory.
+    pub fn open(&self, pid: i32) -> Result<Module, ModuleError> {
+        let by_name =
+            PathBuf::from(format!("/proc/{pid}/root")).join(self.path.strip_prefix("/").unwrap_or(&self.path));
+        // A process in a chroot: paths in maps begin at our root then, not at its.
+        let by_own_name = self.path.clone();
+        let by_mapping = self.ranges.iter().map(|(range, _)| {
+            let link = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
+            PathBuf::from(link)
+        });
+        let by_exe = PathBuf::from(format!("/proc/{pid}/exe"));
+        let mut ways = Vec::new();
+        if !self.deleted {
+            ways.extend([by_name, by_own_name]);
+        }
+        ways.extend(by_mapping.take(1));
+        ways.push(by_exe);
+        let mut first_error = None;
+        for way in ways {
+            match self.open_at(pid, &way) {
+                Ok(module) => return Ok(module),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        Err(first_error.unwrap_or(ModuleError::NotMapped))
+    }
+
+    fn open_at(&self, pid: i32, way: &Path) -> Result<Module, ModuleError> {
+        let elf = ElfFile::open(open_regular(way).map_err(ElfError::from)?)?;
+        let bias = self.load_bias(&elf).ok_or(ModuleError::NotMapped)?;
+        if let Some((address, bytes)) = elf.first_page()? {
+            let start = RemoteAddr(address.wrapping_add(bias));
+            let mapped = ProcessMemory::new(pid).read_vec(start, bytes.len());
+            if mapped.map_err(ModuleError::Memory)? != bytes {
+                return Err(ModuleError::Replaced);
+            }
+        }
+        Ok(Module {
+            path: self.path.clone(),
+            bias,
+            elf,
+        })
+    }
+
+    /// The load bias: address in memory less address by the file. It is right when the first page of every segment is
+    /// mapped where it says.
+    fn load_bias(&self, elf: &ElfFile) -> Option<u64> {
+        let page = |n: u64| n & !(PAGE - 1);
+        let fits = |bias: u64| {
+            elf.segments.iter().filter(|s| s.file_size > 0).all(|segment| {
+                let at = page(segment.address).wrapping_add(bias);
+                self.ranges.iter().any(|(range, _)| range.contains(&at))
+            })
+        };
+        if !elf.position_independent {
+            return fits(0).then_some(0);
+        }
+        let first = elf.segments.first()?;
+        self.ranges
+            .iter()
+            .filter(|(_, offset)| *offset == page(first.file_offset))
+            .map(|(range, _)| range.start.wrapping_sub(page(first.address)))
+            .find(|bias| fits(*bias))
+    }
+}
+
+/// Opens a file that the target may have replaced meanwhile: by a FIFO that would block us, or a device that would act.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let refuse = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+    if !path.is_absolute() || !std::fs::metadata(path)?.is_file() {
+        return Err(refuse());
+    }
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(refuse())
+    }
+}
+
+/// Why a mapped file is no usable module.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModuleError {
+    /// The file cannot be read as ELF.
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+    /// Its segments are not where they would have to be.
+    #[error("the file is not mapped as a program or library")]
+    NotMapped,
+    /// Another file has its name now.
+    #[error("the file was replaced since the process began")]
+    Replaced,
+    /// The process's memory cannot be read.
+    #[error("the process's memory cannot be read")]
+    Memory(#[source] pyheap_injector::MemoryError),
+}
+
+/// A program or library in a process.
+#[derive(Debug)]
+pub struct Module {
+    /// The path as the process sees it.
+    pub path: PathBuf,
+    /// Address in memory less address by the file; 0 for a non-PIE program.
+    pub bias: u64,
+    /// The file.
+    pub elf: ElfFile,
+}
+
+impl Module {
+    /// Where something that the file puts at `address` is in memory.
+    #[must_use]
+    pub const fn remote(&self, address: u64) -> RemoteAddr {
+        RemoteAddr(address.wrapping_add(self.bias))
+    }
+
+    /// The ranges of code.
+    #[must_use]
+    pub fn text(&self) -> Vec<Range<u64>> {
+        self.ranges(true)
+    }
+
+    /// The ranges of writable data, .bss included.
+    #[must_use]
+    pub fn writable(&self) -> Vec<Range<u64>> {
+        self.ranges(false)
+    }
+
+    fn ranges(&self, code: bool) -> Vec<Range<u64>> {
+        let segments = self.elf.segments.iter();
+        segments
+            .filter(|s| if code { s.executable } else { s.writable })
+            .map(|s| in_memory(s, self.bias))
+            .collect()
+    }
+}

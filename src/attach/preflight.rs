@@ -1,0 +1,265 @@
+//! May pyheap attach to this process, and can it? All questions are asked before anything is stopped or written.
+//!
+//! The order is that of the answers a user understands best: is it there, is it alive, may we, is somebody else at it,
+//! is it a Python that we know, is it ready. Each [`Refusal`] is one line with what is the matter and, where there is
+//! one, the remedy, and belongs to a class of exit codes.
+//!
+//! A yes is a snapshot: the process may change a moment later, and attaching checks again what must hold.
+
+use super::find_error::FindError;
+use super::interpreter::{self, Interpreter, Phase};
+use super::process::{self, Facts};
+use procfs::ProcError;
+use procfs::process::{MMPermissions, Process};
+use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
+
+/// The bit of `CAP_SYS_PTRACE` in `CapEff`.
+const CAP_SYS_PTRACE: u32 = 19;
+
+/// A process that pyheap can attach to.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// What `/proc` says of it.
+    pub facts: Facts,
+    /// Its Python.
+    pub interpreter: Interpreter,
+}
+
+/// Why pyheap cannot attach. One line each.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// There is no such process.
+    #[error("no process has pid {pid}")]
+    NoSuchProcess {
+        /// The number.
+        pid: i32,
+    },
+    /// The number belongs to a thread.
+    #[error("{tid} is a thread of process {pid}: use {pid}")]
+    Thread {
+        /// The number.
+        tid: i32,
+        /// The thread's process.
+        pid: i32,
+    },
+    /// It has ended, or is about to.
+    #[error("process {pid} ({name}) has already ended{}", if *.state == 'Z' { " and waits for its parent (a zombie)" } else { "" })]
+    Ended {
+        /// The process.
+        pid: i32,
+        /// Its name.
+        name: String,
+        /// Its state.
+        state: char,
+    },
+    /// It is part of the kernel.
+    #[error("{pid} ({name}) is a thread of the kernel, not a program")]
+    KernelThread {
+        /// The process.
+        pid: i32,
+        /// Its name.
+        name: String,
+    },
+    /// The kernel does not let us.
+    #[error("not permitted to look into process {pid}: {reason}")]
+    NotPermitted {
+        /// The process.
+        pid: i32,
+        /// Why, as far as can be told, and the remedy.
+        reason: NoPermission,
+    },
+    /// A debugger is at it.
+    #[error("{tracer} (pid {tracer_pid}) is tracing process {pid}: quit it or detach there first")]
+    Traced {
+        /// The process.
+        pid: i32,
+        /// The tracer's name.
+        tracer: String,
+        /// The tracer's pid.
+        tracer_pid: i32,
+    },
+    /// There is no Python that we can profile.
+    #[error(transparent)]
+    Python(#[from] FindError),
+    /// The interpreter is about to end.
+    #[error("the Python in process {pid} is shutting down")]
+    Finalizing {
+        /// The process.
+        pid: i32,
+    },
+    /// It is stopped by a signal.
+    #[error("process {pid} is stopped (by SIGSTOP or Ctrl-Z): let it run with `kill -CONT {pid}` first")]
+    Stopped {
+        /// The process.
+        pid: i32,
+    },
+    /// `/proc` could not be read.
+    #[error("cannot read /proc/{pid}")]
+    Proc {
+        /// The process.
+        pid: i32,
+        /// Why.
+        #[source]
+        source: ProcError,
+    },
+}
+
+/// Why the kernel does not permit it, as far as can be told from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoPermission {
+    /// It runs as somebody else.
+    #[error("it runs as user {owner}: run pyheap as that user or with sudo")]
+    OtherUser {
+        /// The user id.
+        owner: u32,
+    },
+    /// `kernel.yama.ptrace_scope` is 1.
+    #[error(
+        "the kernel lets only parents trace (kernel.yama.ptrace_scope is 1): run pyheap with sudo, or `sysctl -w kernel.yama.ptrace_scope=0`"
+    )]
+    YamaParents,
+    /// `kernel.yama.ptrace_scope` is 2.
+    #[error("the kernel lets only CAP_SYS_PTRACE trace (kernel.yama.ptrace_scope is 2): run pyheap with sudo")]
+    YamaAdministrators,
+    /// `kernel.yama.ptrace_scope` is 3.
+    #[error("the kernel forbids tracing until the next boot (kernel.yama.ptrace_scope is 3)")]
+    YamaNobody,
+    /// Something else.
+    #[error(
+        "it has privileges that pyheap lacks, or a security profile forbids it: run pyheap with sudo, in a container with --cap-add=SYS_PTRACE"
+    )]
+    Privileges,
+}
+
+impl Refusal {
+    /// The exit code of `pyheap` for this refusal: 3 no such process, 4 not permitted, 5 not a Python that is
+    /// supported, 6 somebody else is at it, 7 anything else. (0 is success, 1 an internal error, 2 wrong usage or
+    /// nothing found.)
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoSuchProcess { .. } | Self::Thread { .. } | Self::Ended { .. } => 3,
+            Self::NotPermitted { .. } => 4,
+            Self::KernelThread { .. } => 5,
+            Self::Traced { .. } => 6,
+            Self::Finalizing { .. } | Self::Stopped { .. } | Self::Proc { .. } => 7,
+            Self::Python(error) => match error {
+                FindError::NotInitialised { .. } | FindError::Memory { .. } | FindError::Maps { .. } => 7,
+                _ => 5,
+            },
+        }
+    }
+}
+
+/// Looks at process `pid` and says whether pyheap can attach to it. Nothing is stopped or written.
+///
+/// # Errors
+/// With the first reason why not.
+pub fn check(pid: i32) -> Result<Target, Refusal> {
+    let facts = Facts::of(pid).map_err(|source| proc_error(pid, source))?;
+    let name = || facts.printable_name();
+    if facts.thread_group != pid {
+        let tid = pid;
+        let pid = facts.thread_group;
+        return Err(Refusal::Thread { tid, pid });
+    }
+    if facts.is_gone() {
+        let state = facts.state;
+        return Err(Refusal::Ended {
+            pid,
+            name: name(),
+            state,
+        });
+    }
+    if facts.is_kernel_thread {
+        return Err(Refusal::KernelThread { pid, name: name() });
+    }
+    may_look(&facts)?;
+    if let Some(tracer) = &facts.tracer {
+        return Err(Refusal::Traced {
+            pid,
+            tracer: tracer.name.clone(),
+            tracer_pid: tracer.pid,
+        });
+    }
+    let interpreter = interpreter::find(pid).map_err(|error| match error {
+        FindError::Maps { source, .. } => proc_error(pid, source),
+        other => Refusal::Python(other),
+    })?;
+    let mem = ProcessMemory::new(pid);
+    match interpreter.phase(&mem) {
+        Ok(Phase::Running) => {}
+        Ok(Phase::Finalizing) => return Err(Refusal::Finalizing { pid }),
+        Ok(Phase::NotInitialised) => {
+            let version = interpreter.version;
+            return Err(FindError::NotInitialised { pid, version }.into());
+        }
+        Err(source) => return Err(FindError::Memory { pid, source }.into()),
+    }
+    if facts.state == 'T' {
+        return Err(Refusal::Stopped { pid });
+    }
+    Ok(Target { facts, interpreter })
+}
+
+fn proc_error(pid: i32, source: ProcError) -> Refusal {
+    if process::is_not_found(&source) {
+        return Refusal::NoSuchProcess { pid };
+    }
+    match source {
+        ProcError::PermissionDenied(_) => Refusal::NotPermitted {
+            pid,
+            reason: NoPermission::Privileges,
+        },
+        source => Refusal::Proc { pid, source },
+    }
+}
+
+/// Reads one byte of the process: the kernel asks the same questions for it as for ptrace.
+fn may_look(facts: &Facts) -> Result<(), Refusal> {
+    let pid = facts.id.pid;
+    let denied = || Refusal::NotPermitted {
+        pid,
+        reason: why_not(facts),
+    };
+    let maps = match Process::new(pid).and_then(|process| process.maps()) {
+        Ok(maps) => maps,
+        Err(ProcError::PermissionDenied(_)) => return Err(denied()),
+        Err(source) => return Err(proc_error(pid, source)),
+    };
+    // [vvar] and the like are mapped readable but cannot be read: the first private mapping is the program's.
+    let readable = maps
+        .iter()
+        .find(|map| map.perms.contains(MMPermissions::READ | MMPermissions::PRIVATE));
+    let Some(map) = readable else {
+        return Ok(());
+    };
+    match ProcessMemory::new(pid).read_array::<1>(RemoteAddr(map.address.0)) {
+        Err(MemoryError::Read { source, .. }) => match source.raw_os_error() {
+            Some(libc::EPERM) => Err(denied()),
+            Some(libc::ESRCH) => Err(Refusal::NoSuchProcess { pid }),
+            _ => Ok(()),
+        },
+        _ => Ok(()),
+    }
+}
+
+fn why_not(facts: &Facts) -> NoPermission {
+    let me = Process::myself().and_then(|me| me.status()).ok();
+    let privileged = me.as_ref().is_some_and(|me| me.capeff >> CAP_SYS_PTRACE & 1 == 1);
+    let owners = [facts.real_uid, facts.effective_uid];
+    if let Some(me) = me.filter(|_| !privileged)
+        && let Some(owner) = owners.into_iter().find(|uid| *uid != me.euid)
+    {
+        return NoPermission::OtherUser { owner };
+    }
+    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    match yama.trim() {
+        "3" => NoPermission::YamaNobody,
+        "2" if !privileged => NoPermission::YamaAdministrators,
+        "1" if !privileged => NoPermission::YamaParents,
+        _ => NoPermission::Privileges,
+    }
+}

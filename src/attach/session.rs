@@ -1,0 +1,503 @@
+//! Attached: the shim is in the target, and goes out again when the session ends.
+//!
+//! [`Session::attach`] puts it there, [`Session::detach`] takes it away and says what is left, [`cure`] does the same for
+//! what another pyheap left behind. Dropping a session detaches as well, so that an error or a panic on the way does
+//! not leave hooks in the target.
+
+use super::interpreter::Interpreter;
+use super::preflight::Target;
+use super::process::ProcessId;
+use crate::frames::Layout;
+use crate::frames::layout::TopFrame;
+use pyheap_injector::cure::{self, Cure, CureError, Inert};
+use pyheap_injector::hijack::Hijacked;
+use pyheap_injector::image::ImageError;
+use pyheap_injector::infect::{self, Found, Owner};
+use pyheap_injector::region::Sizes;
+use pyheap_injector::{Image, InfectError, Infection, MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
+use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLayout, ShimHeader};
+use pyheap_protocol::domain;
+use std::mem::offset_of;
+use std::ops::Range;
+use std::time::Duration;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The shim, as the build made it.
+static SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
+
+/// The 513 route gives each sampled small block up to 512 bytes more. At shorter periods than this that would be more
+/// than 1.6 % of a heap of small objects, so they are found by a filter at `free` instead.
+const SHORTEST_ROUTED_PERIOD: u64 = 32 << 10;
+/// A live pyheap raises its heartbeat this often at least.
+const HEARTBEAT: Duration = Duration::from_millis(1500);
+/// Most bytes of the interpreter's data that are searched for its allocators.
+const MAX_DATA_BYTES: u64 = 64 << 20;
+
+/// What to record.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Mean distance of samples, in bytes of allocation; 1 = every allocation.
+    pub period: u64,
+    /// Bit per allocator domain.
+    pub domains: u32,
+    /// Sizes of the tables.
+    pub sizes: Sizes,
+}
+
+/// Why attaching failed. The target runs on; what is left in it, if anything, is inert and said.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// Another pyheap is at it.
+    #[error("process {pid} is already being recorded by pyheap (pid {owner}); stop that one first: kill -INT {owner}")]
+    Recorded {
+        /// The target.
+        pid: i32,
+        /// The other pyheap.
+        owner: u32,
+    },
+    /// A function that the shim needs is not in the interpreter's symbol tables.
+    #[error("the interpreter of process {pid} does not export {symbol}, which pyheap needs up to Python 3.11")]
+    NoSymbol {
+        /// The target.
+        pid: i32,
+        /// Its name.
+        symbol: &'static str,
+    },
+    /// Its shim is of another version.
+    #[error("process {pid} still has hooks of another version of pyheap (protocol {protocol}); use that version's `pyheap cure {pid}`")]
+    OtherProtocol {
+        /// The target.
+        pid: i32,
+        /// The other's protocol.
+        protocol: u32,
+    },
+    /// Entering the target failed.
+    #[error("cannot put the hooks into process {pid}")]
+    Infect {
+        /// The target.
+        pid: i32,
+        /// Why.
+        #[source]
+        source: InfectError,
+    },
+    /// A stale shim could not be taken out.
+    #[error("cannot take out the hooks that an earlier pyheap left in process {pid}")]
+    Stale {
+        /// The target.
+        pid: i32,
+        /// Why.
+        #[source]
+        source: CureError,
+    },
+    /// Reading or writing failed.
+    #[error("cannot access the memory of process {pid}")]
+    Memory {
+        /// The target.
+        pid: i32,
+        /// Why.
+        #[source]
+        source: MemoryError,
+    },
+    /// The shim inside this pyheap is broken.
+    #[error("this pyheap was not built right")]
+    Build(#[from] ImageError),
+}
+
+impl AttachError {
+    /// The exit code for this failure, as [`super::Refusal::exit_code`] classifies them.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Recorded { .. } | Self::OtherProtocol { .. } => 6,
+            Self::NoSymbol { .. } => 5,
+            _ => 7,
+        }
+    }
+}
+
+/// An attached target.
+#[derive(Debug)]
+pub struct Session {
+    infection: Infection,
+    /// The target and its interpreter.
+    pub target: Target,
+    /// How the domains are wrapped.
+    pub modes: [Mode; 3],
+    period: u64,
+    detached: bool,
+}
+
+impl Session {
+    /// Puts the shim into `target` and starts it.
+    ///
+    /// # Errors
+    /// See [`AttachError`].
+    pub fn attach(target: Target, options: Options) -> Result<Self, AttachError> {
+        let pid = target.facts.id.pid;
+        let memory_error = |source| AttachError::Memory { pid, source };
+        clear_stale(pid, &target.interpreter)?;
+        let infect_error = |source| AttachError::Infect { pid, source };
+        let image = Image::parse(SHIM)?;
+        let own = ProcessId::of(i32::try_from(std::process::id()).unwrap_or(0));
+        let owner = Owner { pid: std::process::id(), start: own.map_or(0, |id| id.start_time) };
+        let mut infection = Infection::prepare(pid, &image, options.sizes, owner).map_err(infect_error)?;
+        let config = match config(&infection, &target, options) {
+            Ok(config) => config,
+            Err(error) => {
+                let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
+                return Err(error);
+            }
+        };
+        if let Err(source) = infection.start(&config) {
+            // Nothing is installed: the region can go at once.
+            let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
+            return Err(infect_error(source));
+        }
+        let mut session = Self { infection, target, modes: [Mode::Off; 3], period: options.period, detached: false };
+        session.note_allocators().map_err(memory_error)?;
+        session.modes = session.read_modes().map_err(memory_error)?;
+        Ok(session)
+    }
+
+    /// Writes down where the live allocators are, for detaching and for whoever has to clean up after us.
+    fn note_allocators(&mut self) -> Result<(), MemoryError> {
+        let identity = *self.infection.identity();
+        let structs = allocator_structs(&self.memory(), &self.target.interpreter, self.infection.header());
+        let at = identity.base + offset_of!(Identity, allocators) as u64;
+        self.memory().write(RemoteAddr(at), structs.as_bytes())
+    }
+
+    fn read_modes(&self) -> Result<[Mode; 3], MemoryError> {
+        let mut modes = [Mode::Off; 3];
+        for (number, mode) in modes.iter_mut().enumerate() {
+            let at = self.control(offset_of!(Control, modes) + number * 4);
+            *mode = match self.memory().read_u32(at)? {
+                m if m == Mode::Raw as u32 => Mode::Raw,
+                m if m == Mode::Pymalloc as u32 => Mode::Pymalloc,
+                m if m == Mode::Generic as u32 => Mode::Generic,
+                _ => Mode::Off,
+            };
+        }
+        Ok(modes)
+    }
+
+    /// The target's memory.
+    #[must_use]
+    pub fn memory(&self) -> ProcessMemory {
+        self.infection.memory()
+    }
+
+    /// Address of a word of the control block.
+    #[must_use]
+    pub fn control(&self, offset: usize) -> RemoteAddr {
+        RemoteAddr(self.infection.identity().control + offset as u64)
+    }
+
+    /// Where everything is.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        self.infection.identity()
+    }
+
+    /// Addresses of the tables.
+    #[must_use]
+    pub fn places(&self) -> Config {
+        self.infection.config()
+    }
+
+    /// What the hijacks cost so far.
+    #[must_use]
+    pub fn hijacks(&self) -> &[Hijacked] {
+        &self.infection.hijacks
+    }
+
+    /// Mean distance of samples in bytes.
+    #[must_use]
+    pub fn period(&self) -> u64 {
+        self.period
+    }
+
+    /// Which of the wrapped domains still have our wrappers; `None` where that is not known.
+    ///
+    /// # Errors
+    /// When the target's memory cannot be read.
+    pub fn hooks_in_place(&self) -> Result<[Option<bool>; 3], MemoryError> {
+        let memory = self.memory();
+        let at = self.identity().base + offset_of!(Identity, allocators) as u64;
+        let structs: [u8; 24] = memory.read_array(RemoteAddr(at))?;
+        let text = text_of(self.identity());
+        let mut answers = [None; 3];
+        for ((answer, address), mode) in answers.iter_mut().zip(structs.chunks_exact(8)).zip(self.modes) {
+            let address = u64::from_le_bytes(address.try_into().unwrap_or_default());
+            if address != 0 && mode != Mode::Off {
+                *answer = Some(read_allocator(&memory, address)?.functions.iter().any(|f| text.contains(f)));
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Takes the shim out again.
+    ///
+    /// # Errors
+    /// When the hooks could not be taken out; `pyheap cure PID` can be tried again.
+    pub fn detach(mut self) -> Result<Cure, CureError> {
+        self.detach_once()
+    }
+
+    fn detach_once(&mut self) -> Result<Cure, CureError> {
+        self.detached = true;
+        let pid = self.infection.pid();
+        cure_region(pid, &self.target.interpreter, *self.infection.identity())
+    }
+
+    /// The target is gone or has become another program: there is nothing to take out.
+    pub fn forget(mut self) {
+        self.detached = true;
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.detached && self.target.facts.id.is_alive() {
+            let _ = self.detach_once();
+        }
+    }
+}
+
+fn text_of(identity: &Identity) -> Range<u64> {
+    identity.text..identity.text.saturating_add(identity.text_len)
+}
+
+fn read_allocator(memory: &ProcessMemory, address: u64) -> Result<Allocator, MemoryError> {
+    let bytes: [u8; size_of::<Allocator>()] = memory.read_array(RemoteAddr(address))?;
+    Ok(Allocator::read_from_bytes(&bytes).unwrap_or_default())
+}
+
+/// Cures a region that this interpreter's allocators may point into.
+fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Result<Cure, CureError> {
+    let memory = ProcessMemory::new(pid);
+    let mut identity = identity;
+    // What stands in the target is newer than what we were told when we mapped it.
+    if let Ok(bytes) = memory.read_array::<{ size_of::<Identity>() }>(RemoteAddr(identity.base))
+        && let Ok(now) = Identity::read_from_bytes(&bytes)
+        && now.base == identity.base
+    {
+        identity.allocators = now.allocators;
+    }
+    if identity.allocators == [0; 3]
+        && let Ok(bytes) = memory.read_array::<{ size_of::<ShimHeader>() }>(RemoteAddr(identity.header))
+        && let Ok(header) = ShimHeader::read_from_bytes(&bytes)
+    {
+        identity.allocators = allocator_structs(&memory, interpreter, &header);
+        let at = identity.base + offset_of!(Identity, allocators) as u64;
+        let _ = memory.write(RemoteAddr(at), identity.allocators.as_bytes());
+    }
+    let structs = identity.allocators;
+    let verify = |text: &Range<u64>| {
+        structs.iter().filter(|&&address| address != 0).all(|&address| {
+            read_allocator(&memory, address).is_ok_and(|a| !a.functions.iter().any(|f| text.contains(f)))
+        })
+    };
+    cure::cure(pid, &Found::Region(identity), verify)
+}
+
+/// Takes out what an earlier pyheap left; refuses if that one is alive.
+fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
+    for found in regions(pid) {
+        match found {
+            Found::Region(identity) if identity.target_pid != pid as u32 => {}
+            Found::Region(identity) => {
+                if let Some(owner) = live_owner(pid, &identity) {
+                    return Err(AttachError::Recorded { pid, owner });
+                }
+                if identity.protocol != pyheap_protocol::PROTOCOL {
+                    return Err(AttachError::OtherProtocol { pid, protocol: identity.protocol });
+                }
+                cure_region(pid, interpreter, identity).map_err(|source| AttachError::Stale { pid, source })?;
+            }
+            Found::Empty { .. } => {
+                cure::cure(pid, &found, |_| true).map_err(|source| AttachError::Stale { pid, source })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The regions of pyheap in a process; none if it cannot be looked into.
+#[must_use]
+pub fn regions(pid: i32) -> Vec<Found> {
+    infect::find(pid).unwrap_or_default()
+}
+
+/// The pyheap that a region belongs to, if it is alive: by its pid and start time, or (it may live in another pid
+/// namespace) by its heartbeat.
+#[must_use]
+pub fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
+    let owner = ProcessId { pid: i32::try_from(identity.owner_pid).ok()?, start_time: identity.owner_start };
+    if owner.is_alive() {
+        return Some(identity.owner_pid);
+    }
+    let memory = ProcessMemory::new(pid);
+    let heartbeat = || memory.read_u64(RemoteAddr(identity.base + offset_of!(Identity, heartbeat) as u64)).ok();
+    let before = heartbeat()?;
+    if before == 0 {
+        return None;
+    }
+    std::thread::sleep(HEARTBEAT);
+    (heartbeat()? != before).then_some(identity.owner_pid)
+}
+
+/// What [`cure`] did with one region.
+#[derive(Debug)]
+pub enum Cured {
+    /// It is gone.
+    Gone,
+    /// The hooks are out, inert memory stays.
+    Inert(Inert),
+    /// It belongs to a pyheap that is alive.
+    InUse {
+        /// Its pid.
+        owner: u32,
+    },
+}
+
+/// Takes out everything that pyheaps which are no more have left in `pid`.
+///
+/// # Errors
+/// When a region could not be cured.
+pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError> {
+    let mut done = Vec::new();
+    for found in regions(pid) {
+        let outcome = match found {
+            Found::Region(identity) => {
+                if let Some(owner) = live_owner(pid, &identity) {
+                    done.push(Cured::InUse { owner });
+                    continue;
+                }
+                cure_region(pid, interpreter, identity)?
+            }
+            Found::Empty { .. } => cure::cure(pid, &found, |_| true)?,
+        };
+        done.push(match outcome {
+            Cure::Clean(_) => Cured::Gone,
+            Cure::Inert { why, .. } => Cured::Inert(why),
+        });
+    }
+    Ok(done)
+}
+
+/// The shim's configuration for this target.
+fn config(infection: &Infection, target: &Target, options: Options) -> Result<Config, AttachError> {
+    let pid = target.facts.id.pid;
+    let interpreter = &target.interpreter;
+    let symbols = &interpreter.symbols;
+    let need = |symbol: Option<RemoteAddr>, name| symbol.ok_or(AttachError::NoSymbol { pid, symbol: name });
+    let current_tstate = need(symbols.current_thread_state, "_PyThreadState_UncheckedGet")?;
+    let table = interpreter.layout.runtime.allocators.map(|table| interpreter.runtime.0 + table.raw);
+    let (get, set) = if table.is_some() {
+        (RemoteAddr::NULL, RemoteAddr::NULL)
+    } else {
+        (need(symbols.get_allocator, "PyMem_GetAllocator")?, need(symbols.set_allocator, "PyMem_SetAllocator")?)
+    };
+    let text = interpreter.text.iter().max_by_key(|range| range.end - range.start).cloned().unwrap_or(0..0);
+    Ok(Config {
+        period: options.period,
+        seed: rand::random(),
+        allocators: table.unwrap_or(0),
+        get_allocator: get.0,
+        set_allocator: set.0,
+        current_tstate: current_tstate.0,
+        gilstate_tstate: symbols.this_thread_state.map_or(0, |address| address.0),
+        text: text.start,
+        text_len: text.end - text.start,
+        domains: options.domains,
+        allow_pymalloc: u32::from(options.period >= SHORTEST_ROUTED_PERIOD),
+        layout: py_layout(interpreter),
+        ..infection.config()
+    })
+}
+
+/// Bits 2 to 4 of a str's state word are its kind, in every version up to 3.13.
+const STR_KIND_BIT: u32 = 2;
+
+/// The offsets that the shim's frame walk uses.
+fn py_layout(interpreter: &Interpreter) -> PyLayout {
+    let Layout { thread, frame, code, unicode, bytes, .. } = &interpreter.layout;
+    // Offsets within structs are far below 2^32: `Layout` has checked them.
+    let small = |offset: u64| u32::try_from(offset).unwrap_or(PyLayout::ABSENT);
+    let maybe = |offset: Option<u64>| offset.map_or(PyLayout::ABSENT, small);
+    let (walk, tstate_frame, cframe_current_frame) = match thread.top {
+        TopFrame::Direct(offset) if frame.owner.is_none() => (PyLayout::WALK_FRAME_OBJECTS, offset, 0),
+        TopFrame::Direct(offset) => (PyLayout::WALK_CURRENT, offset, 0),
+        TopFrame::ByCFrame { cframe, current_frame } => (PyLayout::WALK_CFRAME, cframe, current_frame),
+    };
+    PyLayout {
+        version: u32::from(interpreter.version.minor) << 8 | u32::from(interpreter.version.micro),
+        walk,
+        tstate_thread_id: small(thread.thread_id),
+        tstate_frame: small(tstate_frame),
+        cframe_current_frame: small(cframe_current_frame),
+        frame_back: small(frame.back),
+        frame_code: small(frame.code),
+        frame_instr: small(frame.instr),
+        frame_owner: maybe(frame.owner),
+        owner_cstack: frame.owner_c_stack.map_or(u32::from(u8::MAX) + 1, u32::from),
+        code_size: small(code.size.min(u64::from(PyLayout::MAX_CODE_SIZE))),
+        code_filename: small(code.filename),
+        code_name: small(code.name),
+        code_qualname: maybe(code.qualname),
+        code_linetable: small(code.line_table),
+        code_firstlineno: small(code.first_line),
+        code_version: maybe(code.version),
+        code_instructions: code.code_adaptive.map_or(0, small),
+        str_length: small(unicode.length),
+        str_hash: small(unicode.hash),
+        str_state: small(unicode.state),
+        str_kind_bit: STR_KIND_BIT,
+        str_ascii_data: small(unicode.ascii_data),
+        str_compact_data: small(unicode.compact_data),
+        var_size: small(bytes.size),
+        bytes_data: small(bytes.data),
+    }
+}
+
+/// Where the interpreter keeps its three `PyMemAllocatorEx`: by its runtime's layout from 3.12 on, by its symbol table, or
+/// else found by the pointers to our wrappers that are in them now. Zeroes where not found.
+fn allocator_structs(memory: &ProcessMemory, interpreter: &Interpreter, header: &ShimHeader) -> [u64; 3] {
+    if let Some(table) = interpreter.layout.runtime.allocators {
+        return [table.raw, table.mem, table.obj].map(|offset| interpreter.runtime.0 + offset);
+    }
+    if let Some(known) = interpreter.symbols.allocators {
+        return known.map(|address| address.0);
+    }
+    let [raw, small_mem, small_obj, generic_mem, generic_obj] = header.wrappers;
+    let wanted = [(domain::RAW, raw), (domain::MEM, small_mem), (domain::OBJ, small_obj)]
+        .into_iter()
+        .chain([(domain::MEM, generic_mem), (domain::OBJ, generic_obj)]);
+    let mut found = [0; 3];
+    for range in &interpreter.writable {
+        let len = range.end.saturating_sub(range.start).min(MAX_DATA_BYTES);
+        let Ok(bytes) = memory.read_vec(RemoteAddr(range.start), len as usize) else { continue };
+        for (domain, [malloc, calloc, realloc, _]) in wanted.clone() {
+            let mut pattern = [0; 24];
+            for (place, word) in pattern.chunks_exact_mut(8).zip([malloc, calloc, realloc]) {
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+            let hit = bytes.windows(pattern.len()).step_by(8).position(|window| window == pattern);
+            if let (Some(hit), Some(place)) = (hit, found.get_mut(usize::from(domain))) {
+                // The functions follow `ctx`.
+                *place = range.start + hit as u64 * 8 - 8;
+            }
+        }
+    }
+    found
+}
+
+/// True if the process has become another program, or its region is gone for another reason.
+#[must_use]
+pub fn is_replaced(session: &Session) -> bool {
+    let identity = session.identity();
+    let magic: Result<[u8; 16], _> = session.memory().read_array(RemoteAddr(identity.base));
+    magic.map_or(true, |magic| magic != pyheap_protocol::IDENTITY_MAGIC)
+}

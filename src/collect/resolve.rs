@@ -1,0 +1,149 @@
+//! Records become traces and events.
+
+use super::drain::Chunk;
+use super::live::{Estimate, Live, Trace};
+use super::names::{NamedStack, Names};
+use crossbeam_channel::{Receiver, Sender};
+use pyheap_protocol::record::{self, kind};
+use pyheap_protocol::ring;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use zerocopy::FromBytes;
+
+/// What the writer gets.
+#[derive(Debug)]
+pub enum Event {
+    /// A trace seen for the first time: its index is one more than that of the trace before.
+    Trace(NamedStack),
+    /// An allocation was sampled.
+    Alloc {
+        /// Since the start.
+        at: Duration,
+        /// Trace index.
+        trace: u32,
+        /// Bytes asked for.
+        size: u64,
+        /// Allocator domain.
+        domain: u8,
+    },
+    /// A sampled block was freed.
+    Free {
+        /// Since the start.
+        at: Duration,
+        /// Trace index of its allocation.
+        trace: u32,
+        /// Its size.
+        size: u64,
+    },
+}
+
+/// Interns traces and keeps the live model.
+#[derive(Debug)]
+pub struct Resolver {
+    names: Names,
+    live: Arc<Mutex<Live>>,
+    traces: HashMap<(NamedStack, u8), u32>,
+    /// The trace of a stack id in a domain: saves hashing whole stacks.
+    by_id: HashMap<(u64, u8), u32>,
+}
+
+/// Locks the model; a thread that panicked while it held the lock leaves numbers, not broken pointers.
+pub fn lock(live: &Mutex<Live>) -> MutexGuard<'_, Live> {
+    live.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Resolver {
+    /// Resolves into `live`.
+    #[must_use]
+    pub fn new(names: Names, live: Arc<Mutex<Live>>) -> Self {
+        Self { names, live, traces: HashMap::new(), by_id: HashMap::new() }
+    }
+
+    /// Works until the drain has ended; false if something in the records made no sense.
+    pub fn run(mut self, chunks: &Receiver<Chunk>, out: &Sender<Vec<Event>>) -> bool {
+        let mut sane = true;
+        for chunk in chunks {
+            let mut events = Vec::new();
+            match chunk {
+                Chunk::Records { at, bytes } => sane &= self.records(at, &bytes, &mut events),
+                Chunk::Table { at, live, coming, going } => {
+                    let shared = Arc::clone(&self.live);
+                    let mut model = lock(&shared);
+                    let present: std::collections::HashSet<u64> = live.iter().map(|entry| entry.id).collect();
+                    let gone: Vec<u64> =
+                        model.ids().filter(|id| !present.contains(id) && !going.contains(id)).collect();
+                    for id in gone {
+                        free(&mut model, at, id, &mut events);
+                    }
+                    for entry in live.iter().filter(|entry| !coming.contains(&entry.id)) {
+                        if !model.contains(entry.id) {
+                            let domain = entry.domain as u8;
+                            let trace = self.trace(&mut model, entry.stack, domain, &mut events);
+                            alloc(&mut model, at, entry.id, trace, entry.size, domain, &mut events);
+                        }
+                    }
+                }
+            }
+            lock(&self.live).unresolved = self.names.unresolved;
+            if !events.is_empty() && out.send(events).is_err() {
+                break;
+            }
+        }
+        sane
+    }
+
+    fn records(&mut self, at: Duration, bytes: &[u8], events: &mut Vec<Event>) -> bool {
+        let shared = Arc::clone(&self.live);
+        let mut model = lock(&shared);
+        let mut rest = bytes;
+        while let Some((head, record, more)) = ring::split(rest) {
+            rest = more;
+            match head.kind {
+                kind::CODE => self.names.code(record),
+                kind::STACK => self.names.stack(record),
+                kind::ALLOC => {
+                    if let Ok(found) = record::Alloc::read_from_bytes(record) {
+                        let domain = (found.head.flags & 3) as u8;
+                        let trace = self.trace(&mut model, found.stack, domain, events);
+                        alloc(&mut model, at, found.id, trace, found.size, domain, events);
+                    }
+                }
+                kind::FREE => {
+                    if let Ok(found) = record::Free::read_from_bytes(record) {
+                        free(&mut model, at, found.id, events);
+                    }
+                }
+                _ => {}
+            }
+        }
+        rest.is_empty()
+    }
+
+    fn trace(&mut self, model: &mut Live, stack: u64, domain: u8, events: &mut Vec<Event>) -> u32 {
+        if let Some(&known) = self.by_id.get(&(stack, domain)) {
+            return known;
+        }
+        let named = self.names.named(stack);
+        let next = u32::try_from(self.traces.len() + 1).unwrap_or(0);
+        let index = *self.traces.entry((Arc::clone(&named), domain)).or_insert_with(|| {
+            events.push(Event::Trace(Arc::clone(&named)));
+            model.traces.push(Trace { stack: named, domain, live: Estimate::default() });
+            next
+        });
+        self.by_id.insert((stack, domain), index);
+        index
+    }
+}
+
+fn alloc(model: &mut Live, at: Duration, id: u64, trace: u32, size: u64, domain: u8, events: &mut Vec<Event>) {
+    if model.add(id, trace, size) {
+        events.push(Event::Alloc { at, trace, size, domain });
+    }
+}
+
+fn free(model: &mut Live, at: Duration, id: u64, events: &mut Vec<Event>) {
+    if let Some(sample) = model.remove(id) {
+        events.push(Event::Free { at, trace: sample.trace, size: sample.size });
+    }
+}

@@ -1,0 +1,236 @@
+//! Decodes a .hpd: the events, front to back, in a fixed amount of memory.
+//!
+//! The file is read, not mapped: it may still be growing, and a file that shrinks under a mapping (a recorder that cuts
+//! it back on a full disk) would kill the reader.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read};
+use std::time::Duration;
+
+use super::format::{Cursor, DecodeError, HEAD_FREE, HEAD_NEGATIVE, MAX_EVENT_LEN, MAX_TRACE_INDEX};
+use super::model::Event;
+
+const CHUNK_BYTES: usize = 256 * 1024;
+
+/// An event as it lies in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawEvent {
+    /// Sign of the difference, kind and trace index.
+    pub head: u32,
+    /// Whole seconds of the difference.
+    pub secs: u64,
+    /// Its microseconds.
+    pub micros: u64,
+    /// Size in bytes.
+    pub size: u64,
+}
+
+impl RawEvent {
+    /// Whether the time difference is negative.
+    pub fn is_negative(self) -> bool {
+        self.head & HEAD_NEGATIVE != 0
+    }
+
+    /// Whether it ends an allocation.
+    pub fn is_free(self) -> bool {
+        self.head & HEAD_FREE != 0
+    }
+
+    /// The trace index.
+    pub fn trace(self) -> u32 {
+        self.head & MAX_TRACE_INDEX
+    }
+}
+
+/// How the events of a file ended.
+#[derive(Debug, Default)]
+pub enum Ending {
+    /// Not reached yet, or with a whole record.
+    #[default]
+    Whole,
+    /// Inside a record: normal for a file that is being written.
+    Cut,
+    /// With something that is no event, at this offset.
+    Damaged(u64),
+    /// The file could not be read on from this offset.
+    Unreadable(u64, std::io::Error),
+}
+
+impl Ending {
+    /// A line for people, if something was skipped that should not have been.
+    pub fn warning(&self) -> Option<String> {
+        match self {
+            Self::Whole | Self::Cut => None,
+            Self::Damaged(offset) => Some(format!(
+                "events are damaged from byte {offset} on; all after it is skipped"
+            )),
+            Self::Unreadable(offset, error) => Some(format!(
+                "events could not be read from byte {offset} on ({error}); all after it is skipped"
+            )),
+        }
+    }
+}
+
+/// Iterates over the records of a .hpd.
+#[derive(Debug)]
+pub struct RawEvents<R> {
+    source: R,
+    buffer: Vec<u8>,
+    /// The part of `buffer` that is read and not yet decoded.
+    pos: usize,
+    /// Offset of `buffer` in the file.
+    offset: u64,
+    at_end: bool,
+    ending: Ending,
+}
+
+impl<R: Read> RawEvents<R> {
+    /// Decodes `source` from where it stands.
+    pub fn new(source: R) -> Self {
+        Self {
+            source,
+            buffer: Vec::new(),
+            pos: 0,
+            offset: 0,
+            at_end: false,
+            ending: Ending::Whole,
+        }
+    }
+
+    /// How it ended, once `next` has returned `None`.
+    pub fn ending(&self) -> &Ending {
+        &self.ending
+    }
+
+    /// Bytes decoded so far.
+    pub fn offset(&self) -> u64 {
+        self.offset + self.pos as u64
+    }
+
+    fn refill(&mut self) {
+        self.buffer.drain(..self.pos);
+        self.offset += self.pos as u64;
+        self.pos = 0;
+        let mut filled = self.buffer.len();
+        self.buffer.resize(filled + CHUNK_BYTES, 0);
+        while filled < MAX_EVENT_LEN && !self.at_end {
+            match self.source.read(&mut self.buffer[filled..]) {
+                Ok(0) => self.at_end = true,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.ending = Ending::Unreadable(self.offset + filled as u64, error);
+                    self.at_end = true;
+                }
+            }
+        }
+        self.buffer.truncate(filled);
+    }
+}
+
+impl<R: Read> Iterator for RawEvents<R> {
+    type Item = RawEvent;
+
+    fn next(&mut self) -> Option<RawEvent> {
+        if self.buffer.len() - self.pos < MAX_EVENT_LEN && !self.at_end {
+            self.refill();
+        }
+        if self.pos == self.buffer.len() {
+            return None;
+        }
+        let mut cursor = Cursor::new(&self.buffer, self.pos);
+        match decode(&mut cursor) {
+            Ok(event) => {
+                self.pos = cursor.pos();
+                Some(event)
+            }
+            Err(error) => {
+                if matches!(self.ending, Ending::Whole) {
+                    self.ending = match error {
+                        DecodeError::Cut => Ending::Cut,
+                        DecodeError::Overlong => Ending::Damaged(self.offset()),
+                    };
+                }
+                self.at_end = true;
+                self.offset += self.pos as u64;
+                self.pos = 0;
+                self.buffer.clear();
+                None
+            }
+        }
+    }
+}
+
+fn decode(cursor: &mut Cursor<'_>) -> Result<RawEvent, DecodeError> {
+    Ok(RawEvent {
+        head: cursor.u32()?,
+        secs: cursor.varint()?,
+        micros: cursor.varint()?,
+        size: cursor.varint()?,
+    })
+}
+
+/// Iterates over the events of a profile with their times.
+#[derive(Debug)]
+pub struct Events<R> {
+    raw: RawEvents<R>,
+    number: u64,
+    micros: i64,
+    clock_micros: u64,
+    /// Events written in pieces, by the number of the first, that are still to come.
+    pieces: std::iter::Peekable<std::collections::btree_map::IntoIter<u64, u32>>,
+    /// The first event that is no piece of the one before.
+    pieces_end: u64,
+}
+
+impl<R: Read> Events<R> {
+    /// Events of `source`; `pieces` says which of them belong together, by the first one's number.
+    pub fn new(source: R, pieces: BTreeMap<u64, u32>) -> Self {
+        let pieces = pieces.into_iter().peekable();
+        Self {
+            raw: RawEvents::new(source),
+            number: 0,
+            micros: 0,
+            clock_micros: 0,
+            pieces,
+            pieces_end: 0,
+        }
+    }
+
+    /// How it ended, once `next` has returned `None`.
+    pub fn ending(&self) -> &Ending {
+        self.raw.ending()
+    }
+}
+
+impl<R: Read> Iterator for Events<R> {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        let raw = self.raw.next()?;
+        let step = raw.secs.saturating_mul(1_000_000).saturating_add(raw.micros);
+        if raw.is_negative() {
+            self.micros = self.micros.saturating_sub_unsigned(step);
+        } else {
+            self.micros = self.micros.saturating_add_unsigned(step);
+            self.clock_micros = self.clock_micros.saturating_add(step);
+        }
+        let number = self.number;
+        self.number += 1;
+        let continues = number < self.pieces_end;
+        while let Some((first, count)) = self.pieces.next_if(|(first, _)| *first <= number) {
+            if first == number {
+                self.pieces_end = number.saturating_add(u64::from(count));
+            }
+        }
+        Some(Event {
+            number,
+            micros: self.micros,
+            clock: Duration::from_micros(self.clock_micros),
+            trace: raw.trace(),
+            is_free: raw.is_free(),
+            size: raw.size,
+            continues,
+        })
+    }
+}

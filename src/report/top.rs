@@ -1,0 +1,269 @@
+//! Where live memory was allocated: traces grouped by line, function, file or whole stack, largest first.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
+
+use serde::Serialize;
+
+use super::TraceUsage;
+use super::human::{bytes, clean, count, share};
+use crate::profile::model::{Live, StackFrame};
+
+/// What makes two traces one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GroupBy {
+    /// File and line.
+    #[default]
+    Line,
+    /// File and function.
+    Function,
+    /// File.
+    File,
+    /// The whole stack.
+    Trace,
+}
+
+/// One row of the table. Sizes are estimates; margins are half the width of the 95 % interval.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TopRow {
+    /// Live bytes.
+    pub live_bytes: f64,
+    /// Margin of `live_bytes`.
+    pub live_bytes_margin: f64,
+    /// Part of all live bytes, 0 to 1.
+    pub share: f64,
+    /// Live objects.
+    pub live_objects: f64,
+    /// Margin of `live_objects`.
+    pub live_objects_margin: f64,
+    /// Bytes allocated so far, freed ones included.
+    pub allocated_bytes: f64,
+    /// Objects allocated so far, freed ones included.
+    pub allocated_objects: f64,
+    /// Records that the estimate is made of.
+    pub samples: u64,
+    /// What the row stands for.
+    pub site: Site,
+}
+
+/// What a row stands for. `file` is missing where no stack is known.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Site {
+    /// File name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Line, if the row is of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<u32>,
+    /// Function, if it is known and the same for all of the row.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// The whole stack, outermost first, if the row is of one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stack: Vec<Site>,
+}
+
+impl Site {
+    fn new(frame: &StackFrame<'_>, by: GroupBy) -> Self {
+        let function = frame.function.map(str::to_owned);
+        let (line, function) = match by {
+            GroupBy::Line | GroupBy::Trace => (Some(frame.line), function),
+            GroupBy::Function => (None, function),
+            GroupBy::File => (None, None),
+        };
+        Self {
+            file: Some(frame.file.clone().into_owned()),
+            line,
+            function,
+            stack: Vec::new(),
+        }
+    }
+
+    /// `file:line function`, on one line.
+    fn text(&self) -> String {
+        let Some(file) = &self.file else {
+            return "(no Python stack)".to_owned();
+        };
+        let mut text = clean(file).into_owned();
+        if let Some(line) = self.line {
+            let _ = write!(text, ":{line}");
+        }
+        if let Some(function) = &self.function {
+            let _ = write!(text, " {}", clean(function));
+        }
+        text
+    }
+}
+
+/// Groups traces. A trace counts for the frame that allocated, or if `cumulative` for every frame of its stack, once
+/// each. Rows whose estimate is below half a byte are left out.
+pub fn top(traces: &[TraceUsage<'_>], by: GroupBy, cumulative: bool) -> Vec<TopRow> {
+    let mut groups: HashMap<Site, Live> = HashMap::new();
+    let mut total = 0.0;
+    for trace in traces {
+        total += trace.live.bytes;
+        let frames = trace.frames.as_deref().unwrap_or_default();
+        let Some(innermost) = frames.last() else {
+            groups.entry(Site::default()).or_default().add(&trace.live);
+            continue;
+        };
+        if by == GroupBy::Trace {
+            let mut site = Site::new(innermost, by);
+            site.stack = frames.iter().map(|frame| Site::new(frame, by)).collect();
+            groups.entry(site).or_default().add(&trace.live);
+        } else if cumulative {
+            let sites: HashSet<_> = frames.iter().map(|frame| Site::new(frame, by)).collect();
+            for site in sites {
+                groups.entry(site).or_default().add(&trace.live);
+            }
+        } else {
+            groups.entry(Site::new(innermost, by)).or_default().add(&trace.live);
+        }
+    }
+    let row = |(site, live): (Site, Live)| TopRow {
+        live_bytes: live.bytes,
+        live_bytes_margin: live.bytes_margin(),
+        share: if total > 0.0 { live.bytes / total } else { 0.0 },
+        live_objects: live.objects,
+        live_objects_margin: live.objects_margin(),
+        allocated_bytes: live.alloc_bytes,
+        allocated_objects: live.alloc_objects,
+        samples: live.sampled,
+        site,
+    };
+    let mut rows: Vec<_> = groups
+        .into_iter()
+        .filter(|(_, live)| live.bytes >= 0.5)
+        .map(row)
+        .collect();
+    rows.sort_by(|a, b| b.live_bytes.total_cmp(&a.live_bytes).then_with(|| a.site.cmp(&b.site)));
+    rows
+}
+
+/// The table of the first `limit` rows, with a last line on those that are left out. `total` is all that is alive.
+pub fn render(rows: &[TopRow], limit: usize, total: &Live, cumulative: bool) -> String {
+    let mut text = String::new();
+    if rows.is_empty() {
+        return text;
+    }
+    let _ = writeln!(
+        text,
+        "{:>10} {:>10} {:>6} {:>11}  SITE",
+        "LIVE", "± 95 %", "SHARE", "OBJECTS"
+    );
+    for row in rows.iter().take(limit) {
+        let _ = writeln!(
+            text,
+            "{:>10} {:>10} {:>6} {:>11}  {}",
+            bytes(row.live_bytes),
+            bytes(row.live_bytes_margin),
+            share(row.live_bytes, total.bytes),
+            count(row.live_objects),
+            row.site.text(),
+        );
+        for caller in row.site.stack.iter().rev().skip(1) {
+            let _ = writeln!(text, "{:42}< {}", "", caller.text());
+        }
+    }
+    if rows.len() > limit {
+        let rest = &rows[limit..];
+        let _ = write!(text, "{} more", count(rest.len() as f64));
+        if !cumulative {
+            let _ = write!(text, " with {}", bytes(rest.iter().map(|row| row.live_bytes).sum()));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(index: u32, frames: &[(&'static str, u32, &'static str)], bytes: f64) -> TraceUsage<'static> {
+        let frames: Vec<_> = frames
+            .iter()
+            .map(|(file, line, function)| StackFrame {
+                file: (*file).into(),
+                line: *line,
+                function: Some(*function),
+            })
+            .collect();
+        let live = Live {
+            bytes,
+            objects: 1.0,
+            bytes_variance: bytes * bytes,
+            sampled: 1,
+            ..Live::default()
+        };
+        TraceUsage {
+            index,
+            frames: Some(frames).filter(|frames| !frames.is_empty()),
+            live,
+        }
+    }
+
+    fn sample() -> Vec<TraceUsage<'static>> {
+        vec![
+            usage(1, &[("app.py", 1, "main"), ("a.py", 5, "f"), ("a.py", 5, "f")], 300.0),
+            usage(2, &[("app.py", 2, "main"), ("a.py", 6, "f")], 400.0),
+            usage(3, &[("app.py", 1, "main"), ("a.py", 9, "g")], 2000.0),
+            usage(4, &[("app.py", 1, "main")], 0.2),
+            usage(0, &[], 300.0),
+        ]
+    }
+
+    fn short(by: GroupBy, cumulative: bool) -> Vec<(String, f64)> {
+        top(&sample(), by, cumulative)
+            .iter()
+            .map(|row| (row.site.text(), row.live_bytes))
+            .collect()
+    }
+
+    fn owned(rows: &[(&str, f64)]) -> Vec<(String, f64)> {
+        rows.iter().map(|(text, bytes)| ((*text).to_owned(), *bytes)).collect()
+    }
+
+    #[test]
+    fn by_what_allocated() {
+        let lines = [
+            ("a.py:9 g", 2000.0),
+            ("a.py:6 f", 400.0),
+            ("(no Python stack)", 300.0),
+            ("a.py:5 f", 300.0),
+        ];
+        assert_eq!(short(GroupBy::Line, false), owned(&lines));
+        let functions = [("a.py g", 2000.0), ("a.py f", 700.0), ("(no Python stack)", 300.0)];
+        assert_eq!(short(GroupBy::Function, false), owned(&functions));
+        assert_eq!(
+            short(GroupBy::File, false),
+            owned(&[("a.py", 2700.0), ("(no Python stack)", 300.0)])
+        );
+        assert_eq!(short(GroupBy::Trace, false).len(), 4);
+    }
+
+    #[test]
+    fn cumulative_counts_a_recurring_line_once() {
+        let files = [("app.py", 2700.2), ("a.py", 2700.0), ("(no Python stack)", 300.0)];
+        assert_eq!(short(GroupBy::File, true), owned(&files));
+        assert!(short(GroupBy::Line, true).contains(&("a.py:5 f".to_owned(), 300.0)));
+    }
+
+    #[test]
+    fn the_table_is_aligned_and_says_what_it_leaves_out() {
+        let mut total = Live::default();
+        sample().iter().for_each(|trace| total.add(&trace.live));
+        let rows = top(&sample(), GroupBy::Trace, false);
+        assert_eq!(
+            render(&rows, 2, &total, false),
+            "      LIVE     ± 95 %  SHARE     OBJECTS  SITE
+   2.0 KiB    3.8 KiB  66.7%           1  a.py:9 g
+                                          < app.py:1 main
+     400 B      784 B  13.3%           1  a.py:6 f
+                                          < app.py:2 main
+2 more with 600 B
+"
+        );
+        assert_eq!(render(&[], 2, &total, false), "");
+    }
+}

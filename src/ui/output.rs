@@ -1,0 +1,21 @@
+//! Writing to standard output, which may be a pipe that somebody closes.
+
+use std::io::{self, ErrorKind, Write};
+
+/// Writes `text` to standard output. A closed pipe (`pyheap top run | head`) is no error: whoever read has enough.
+pub fn to_stdout(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    quiet(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
+}
+
+/// Writes a line to standard error. There is nobody to tell if that fails.
+pub fn note(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn quiet(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
