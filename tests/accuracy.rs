@@ -140,34 +140,38 @@ fn big_ones_on_top(rows: &[Row], truth: &Value) -> String {
 
 #[test]
 fn every_site_on_every_interpreter() {
-    on_each("every_site_on_every_interpreter", interpreters::all(), |interpreter| {
-        let dir = scratch();
-        let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
-        let mut target = Target::start(interpreter, "accuracy.py", &[]);
-        let recording = pyheap::record(target.pid, &base, &[]);
-        let truth = target.ask("GO", "TRUTH");
-        recording.interrupt();
-        let mut problems = String::new();
-        for by in ["line", "trace"] {
-            let rows = top(&base, &["--by", by]).rows;
-            let bad = compare(&rows, &truth, binomial::DEFAULT_PERIOD);
-            let _ = write!(
-                problems,
-                "{}",
-                bad.lines().map(|l| format!("by {by}: {l}\n")).collect::<String>()
-            );
-            if by == "line" {
-                problems += &big_ones_on_top(&rows, &truth);
+    on_each(
+        "every_site_on_every_interpreter",
+        interpreters::named(),
+        |interpreter| {
+            let dir = scratch();
+            let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+            let mut target = Target::start(interpreter, "accuracy.py", &[]);
+            let recording = pyheap::record(target.pid, &base, &[]);
+            let truth = target.ask("GO", "TRUTH");
+            recording.interrupt();
+            let mut problems = String::new();
+            for by in ["line", "trace"] {
+                let rows = top(&base, &["--by", by]).rows;
+                let bad = compare(&rows, &truth, binomial::DEFAULT_PERIOD);
+                let _ = write!(
+                    problems,
+                    "{}",
+                    bad.lines().map(|l| format!("by {by}: {l}\n")).collect::<String>()
+                );
+                if by == "line" {
+                    problems += &big_ones_on_top(&rows, &truth);
+                }
             }
-        }
-        assert!(problems.is_empty(), "{problems}");
-        target.exit_cleanly();
-    });
+            assert!(problems.is_empty(), "{problems}");
+            target.exit_cleanly();
+        },
+    );
 }
 
 #[test]
 fn what_was_freed_is_gone() {
-    on_each("what_was_freed_is_gone", interpreters::all(), |interpreter| {
+    on_each("what_was_freed_is_gone", interpreters::named(), |interpreter| {
         let dir = scratch();
         let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
         let mut target = Target::start(interpreter, "accuracy.py", &["0.5"]);

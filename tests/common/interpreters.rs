@@ -1,4 +1,7 @@
 //! The interpreters to test on.
+//!
+//! `PYHEAP_INTERPRETERS` decides: NAME=PATH or PATH, joined by colons (`scripts/test` sets it). Without it: what
+//! `scripts/get-interpreters` left in `target/interpreters`, pyenv's, the system's.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,8 +20,8 @@ impl Interpreter {
     }
 }
 
-/// All CPythons, in the order given; never empty unless there is none at all.
-pub fn all() -> Vec<Interpreter> {
+/// All supported CPythons by name, in the order given; never empty unless there is none at all.
+pub fn named() -> Vec<Interpreter> {
     let mut list = listed();
     list.retain(|i| i.name != "pypy3");
     list
@@ -26,7 +29,7 @@ pub fn all() -> Vec<Interpreter> {
 
 /// One for each of the wanted minor versions or names that is there, for tests that need not run on every build.
 pub fn some(wanted: &[&str]) -> Vec<Interpreter> {
-    let all = all();
+    let all = named();
     wanted
         .iter()
         .filter_map(|w| all.iter().find(|i| i.name == *w || i.minor() == *w).cloned())
@@ -173,27 +176,30 @@ fn pyenv_versions() -> Vec<PathBuf> {
     found
 }
 
-/// Every Python that can be found, supported or not: the ones to test on, and pyenv's others.
-pub fn every() -> Vec<Python> {
-    let mut paths: Vec<PathBuf> = all().into_iter().map(|i| PathBuf::from(i.path)).collect();
-    for other in pyenv_versions() {
-        let real = std::fs::canonicalize(&other).ok();
-        if !paths.iter().any(|path| std::fs::canonicalize(path).ok() == real) {
-            paths.push(other);
+/// Every CPython that can be found, supported or not.
+pub fn all() -> Vec<Python> {
+    let mut paths: Vec<PathBuf> = named().into_iter().map(|i| PathBuf::from(i.path)).collect();
+    let is_new = |paths: &[PathBuf], path: &Path| {
+        let real = std::fs::canonicalize(path).ok();
+        !paths.iter().any(|old| std::fs::canonicalize(old).ok() == real)
+    };
+    for path in pyenv_versions() {
+        if is_new(&paths, &path) {
+            paths.push(path);
         }
     }
     paths.iter().filter_map(|path| Python::ask(path)).collect()
 }
 
-/// The Pythons 3.8 to 3.13 among them, asked for their exact version.
+/// The Pythons 3.8 to 3.13 that can be found.
 pub fn supported() -> Vec<Python> {
-    let listed = all().into_iter().filter_map(|i| Python::ask(Path::new(&i.path)));
-    let found: Vec<_> = listed
+    let found: Vec<_> = all()
+        .into_iter()
         .filter(|p| p.version.0 == 3 && (8..=13).contains(&p.minor()))
         .collect();
     for minor in 8..=13 {
         if !found.iter().any(|python| python.minor() == minor) {
-            super::skipped("frames", &format!("no Python 3.{minor} here"));
+            eprintln!("skipped: no Python 3.{minor} here");
         }
     }
     assert!(!found.is_empty(), "no Python to test on: set PYHEAP_INTERPRETERS");

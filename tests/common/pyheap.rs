@@ -75,9 +75,10 @@ impl Running {
         i32::try_from(self.child.id()).expect("pids are below 2^22")
     }
 
-    /// Until the line that says that the hooks are in place.
+    /// Until the line that says that the hooks are in place: `recording PID 4242 into …`.
     pub fn wait_until_recording(&mut self, pid: &str) {
-        self.wait_stderr(&format!("recording {pid}"));
+        let wanted = format!("recording PID {pid} ");
+        self.wait_stderr(&wanted);
     }
 
     /// The next line on stderr that contains `text`.

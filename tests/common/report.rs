@@ -13,6 +13,8 @@ pub struct Row {
     pub frames: Vec<(String, String, u64)>,
     /// Estimated.
     pub bytes: f64,
+    /// Half the width of the 95 % interval of `bytes`.
+    pub bytes_margin: f64,
     /// Estimated.
     pub objects: f64,
     /// Sampled objects behind the estimate.
@@ -27,12 +29,9 @@ pub struct Top {
     pub rows: Vec<Row>,
 }
 
-/// `pyheap top BASE --json MORE…`
-///
-/// The contract: `{"total": {"bytes", "objects"}, "rows": [{"function", "file", "line", "bytes", "objects", "samples"}]}`,
-/// with `"frames": [{"function", "file", "line"}]` in the rows of `--by trace`.
+/// `pyheap top BASE --json MORE…`, all rows.
 pub fn top(base: &str, more: &[&str]) -> Top {
-    let mut args = vec!["top", base, "--json"];
+    let mut args = vec!["top", base, "--json", "--limit", "1000000"];
     args.extend(more);
     let out = run(args).expect_code(0).stdout;
     let json: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("top --json: {e}:\n{out}"));
@@ -45,22 +44,28 @@ pub fn top(base: &str, more: &[&str]) -> Top {
     let rows = rows
         .iter()
         .map(|row| {
-            let frames: Vec<_> = row["frames"].as_array().into_iter().flatten().map(frame).collect();
-            let (function, file, line) = frames.last().cloned().unwrap_or_else(|| frame(row));
+            let frames: Vec<_> = row["site"]["stack"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(frame)
+                .collect();
+            let (function, file, line) = frames.last().cloned().unwrap_or_else(|| frame(&row["site"]));
             Row {
                 function,
                 file,
                 line,
                 frames,
-                bytes: number(row, "bytes"),
-                objects: number(row, "objects"),
+                bytes: number(row, "live_bytes"),
+                bytes_margin: number(row, "live_bytes_margin"),
+                objects: number(row, "live_objects"),
                 samples: row["samples"].as_u64(),
             }
         })
         .collect();
     Top {
-        total_bytes: number(&json["total"], "bytes"),
-        total_objects: number(&json["total"], "objects"),
+        total_bytes: number(&json, "live_bytes"),
+        total_objects: number(&json, "live_objects"),
         rows,
     }
 }
