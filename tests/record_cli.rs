@@ -57,8 +57,8 @@ fn the_only_python_is_taken() {
     let said: Vec<&str> = end.stderr.lines().collect();
     let recording = said
         .iter()
-        .position(|line| line.contains(&format!("recording PID {pid} ")))
-        .expect("recording PID");
+        .position(|line| line.contains(&format!("recording {pid} ")))
+        .expect("recording");
     assert!(
         said[..recording].iter().any(|line| line.contains(&pid)),
         "not named before: {said:?}"
@@ -148,7 +148,7 @@ fn our_own_ancestors_are_never_taken() {
         .find_map(|line| line.strip_prefix("target "))
         .expect("said by the script")
         .to_owned();
-    end.expect_stderr(&format!("recording PID {pid} "));
+    end.expect_stderr(&format!("recording {pid} "));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_command_is_started_and_recorded() {
         // No --duration: the command's end ends the recording.
         let end = start(["record", "-o", &base, "--", &python.path, &script]).finish(DEADLINE);
         assert!(end.stdout.contains("short.py: done"), "{}: {end:?}", python.name);
-        assert!(end.stderr.contains("recording PID "), "{}: {end:?}", python.name);
+        assert!(end.stderr.contains("recording "), "{}: {end:?}", python.name);
         let end = end.expect_code(0);
         assert!(
             end.stderr.contains('7'),
@@ -242,7 +242,7 @@ fn progress_duration_and_files() {
         took >= Duration::from_secs(4) && took < Duration::from_secs(12),
         "4 s took {took:?}"
     );
-    assert!(end.stderr.contains(&format!("recording PID {pid} ")), "{}", end.stderr);
+    assert!(end.stderr.contains(&format!("recording {pid} ")), "{}", end.stderr);
     assert!(
         end.stderr.lines().filter(|line| line.contains("samples")).count() >= 2,
         "no progress: {}",

@@ -75,9 +75,9 @@ impl Running {
         i32::try_from(self.child.id()).expect("pids are below 2^22")
     }
 
-    /// Until the line that says that the hooks are in place: `recording PID 4242 into …`.
+    /// Until the line that says that the hooks are in place: `recording 4242 into …`.
     pub fn wait_until_recording(&mut self, pid: &str) {
-        let wanted = format!("recording PID {pid} ");
+        let wanted = format!("recording {pid} ");
         self.wait_stderr(&wanted);
     }
 
