@@ -20,8 +20,10 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest wait for one thread to stop.
-const STOP_DEADLINE: Duration = Duration::from_millis(100);
+/// Longest wait for one thread to stop; one that sleeps uninterruptibly does not, and another is taken.
+const STOP_DEADLINE: Duration = Duration::from_millis(200);
+/// Longest time for finding a thread that can be redirected.
+const HIJACK_DEADLINE: Duration = Duration::from_millis(800);
 /// Threads that one child looks at.
 pub const MAX_THREADS: usize = 8192;
 
@@ -229,23 +231,14 @@ enum Stop {
 
 /// Waits until `tid`, seized and interrupted, has stopped for us. Signals that come in between are passed on.
 fn wait_for_stop(tid: Pid, deadline: Instant) -> Stop {
-    let mut rounds = 0;
     loop {
         match nix::sys::wait::waitpid(tid, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::StillAlive) => {
-                if Instant::now() > deadline {
+                let now = Instant::now();
+                if now > deadline {
                     return Stop::Late;
                 }
-                rounds += 1;
-                if rounds < 200 {
-                    std::thread::yield_now();
-                } else {
-                    let _ = nix::time::clock_nanosleep(
-                        nix::time::ClockId::CLOCK_MONOTONIC,
-                        nix::time::ClockNanosleepFlags::empty(),
-                        &nix::sys::time::TimeSpec::new(0, 50_000),
-                    );
-                }
+                wait_for_child_signal(deadline - now);
             }
             Ok(WaitStatus::PtraceEvent(_, Signal::SIGTRAP, event)) if event == libc::PTRACE_EVENT_STOP => {
                 return Stop::Ours;
@@ -262,6 +255,23 @@ fn wait_for_stop(tid: Pid, deadline: Instant) -> Stop {
             Err(_) => {}
         }
     }
+}
+
+/// Sleeps until a tracee has news, for which the kernel sends us SIGCHLD, or for `longest`. All signals are blocked here,
+/// so that none is lost between looking and sleeping.
+fn wait_for_child_signal(longest: Duration) {
+    let timeout = libc::timespec {
+        tv_sec: longest.as_secs() as i64,
+        tv_nsec: i64::from(longest.subsec_nanos()),
+    };
+    // SAFETY: `sigset_t` is plain data, and is initialised by sigemptyset.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: writes to the local set.
+    unsafe { libc::sigemptyset(&raw mut set) };
+    // SAFETY: as above.
+    unsafe { libc::sigaddset(&raw mut set, libc::SIGCHLD) };
+    // SAFETY: reads the local set and time; no information is asked for.
+    unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const timeout) };
 }
 
 /// True if a signal waits for the thread or its process that it does not block: resuming it now would run the handler
@@ -311,7 +321,7 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
         report.tid.store(tid as u32, Ordering::Release);
         report.state.store(state, Ordering::Release);
     };
-    let deadline = Instant::now() + STOP_DEADLINE;
+    let deadline = Instant::now() + HIJACK_DEADLINE;
     fail(GONE, 0, 0);
     loop {
         for &tid in threads {
@@ -329,7 +339,7 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
             if ptrace::interrupt(thread).is_err() {
                 continue;
             }
-            match wait_for_stop(thread, deadline) {
+            match wait_for_stop(thread, (asked + STOP_DEADLINE).min(deadline)) {
                 Stop::Ours => {}
                 Stop::Group => {
                     let _ = ptrace::detach(thread, None);
@@ -339,7 +349,7 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
                 Stop::Late => {
                     // It cannot be detached while it does not stop; our exit does that.
                     fail(TIMEOUT, 0, tid);
-                    if Instant::now() > deadline + STOP_DEADLINE {
+                    if Instant::now() > deadline {
                         return;
                     }
                     continue;
@@ -382,7 +392,7 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
         if report.state.load(Ordering::Acquire) != TIMEOUT || Instant::now() > deadline {
             return;
         }
-        std::thread::yield_now();
+        wait_for_child_signal(Duration::from_millis(1));
     }
 }
 

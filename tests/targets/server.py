@@ -50,10 +50,11 @@ def serve_one(sock):
             if zlib.crc32(payload) != crc:
                 error("server: bad CRC")
             words = [payload[i:i + 40] for i in range(0, length, 40)]
-            sock.sendall(struct.pack("!II", length, crc) + b"".join(words))
+            # Counted before the client can know of it: whoever has the answer finds it counted.
             with LOCK:
                 COUNT["bytes"] += length
                 COUNT["messages"] += 1
+            sock.sendall(struct.pack("!II", length, crc) + b"".join(words))
     except EOFError:
         pass
     except Exception as e:  # an EINTR or a reset that should not be
