@@ -322,6 +322,7 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
         report.state.store(state, Ordering::Release);
     };
     let deadline = Instant::now() + HIJACK_DEADLINE;
+    let mut late = false;
     fail(GONE, 0, 0);
     loop {
         for &tid in threads {
@@ -331,7 +332,10 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
                 Err(nix::errno::Errno::ESRCH) => continue,
                 // Also what an exiting thread answers: try the others before believing it.
                 Err(errno) => {
-                    fail(REFUSED, errno as i32, tid);
+                    // Of a thread that did not stop before it only says that we trace it already.
+                    if !late {
+                        fail(REFUSED, errno as i32, tid);
+                    }
                     continue;
                 }
             }
@@ -348,6 +352,7 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
                 Stop::Gone => continue,
                 Stop::Late => {
                     // It cannot be detached while it does not stop; our exit does that.
+                    late = true;
                     fail(TIMEOUT, 0, tid);
                     if Instant::now() > deadline {
                         return;
