@@ -129,7 +129,7 @@ fn target_ends(python: &Interpreter, how: &str, words: &[&str]) {
     }
     // Shortly before the end, since a Python that exits in an orderly way frees its objects first.
     let kept = ending["kept"].as_f64().expect("a number");
-    let rows = top(&base, &["--by", "function"]).rows;
+    let rows = top(&base, &["--by", "function", "--at", "-300ms"]).rows;
     let found = rows
         .iter()
         .find(|row| row.function == "site_kept")

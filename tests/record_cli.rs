@@ -171,7 +171,8 @@ fn a_command_is_started_and_recorded() {
             python.name,
             end.stderr
         );
-        let rows = top(&base, &["--by", "line"]).rows;
+        // Before its end: a Python that exits frees its objects first.
+        let rows = top(&base, &["--by", "line", "--at", "-800ms"]).rows;
         let first = rows
             .first()
             .unwrap_or_else(|| panic!("{}: nothing recorded", python.name));
@@ -196,7 +197,7 @@ fn a_command_may_become_python_by_exec() {
     let end = start(["record", "-o", &base, "--", "sh", "-c", shell, &python.path, &script]).finish(DEADLINE);
     assert!(end.stdout.contains("short.py: done"), "{end:?}");
     end.expect_code(0);
-    let rows = top(&base, &["--by", "line"]).rows;
+    let rows = top(&base, &["--by", "line", "--at", "-800ms"]).rows;
     assert_eq!(rows.first().map(|row| row.function.as_str()), Some("site_short"));
 }
 
