@@ -218,6 +218,11 @@ fn binomial_regions() {
     // P(X = 0) = 1/1024 is in the tail of 0.001, P(X <= 1) = 11/1024 is not.
     assert_eq!(binomial::acceptance(10, 0.5, 0.001), (1, 9));
     assert_eq!(binomial::acceptance(10, 0.5, 0.0009), (0, 10));
+    // Certain: 1 - e^-256 is 1 in an f64.
+    assert_eq!(
+        binomial::acceptance(6, binomial::sampled(1_048_576.0, 4096.0), binomial::TAIL),
+        (6, 6)
+    );
     let p = binomial::sampled(1024.0, 131_072.0);
     assert!((p - 0.007_782_061_739_756_485).abs() < 1e-15, "{p}");
     let (low, high) = binomial::acceptance(20_480, p, binomial::TAIL);

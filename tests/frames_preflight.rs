@@ -208,7 +208,7 @@ fn a_python_that_starts_up_is_refused() {
 
 #[test]
 fn other_versions_are_refused_by_name() {
-    let others: Vec<_> = interpreters::every()
+    let others: Vec<_> = interpreters::all()
         .into_iter()
         .filter(|p| !(8..=13).contains(&p.minor()))
         .collect();

@@ -57,7 +57,7 @@ fn the_only_python_is_taken() {
     let said: Vec<&str> = end.stderr.lines().collect();
     let recording = said
         .iter()
-        .position(|line| line.contains(&format!("recording {pid} ")))
+        .position(|line| pyheap::is_recording(line, &pid))
         .expect("recording");
     assert!(
         said[..recording].iter().any(|line| line.contains(&pid)),
@@ -148,7 +148,10 @@ fn our_own_ancestors_are_never_taken() {
         .find_map(|line| line.strip_prefix("target "))
         .expect("said by the script")
         .to_owned();
-    end.expect_stderr(&format!("recording {pid} "));
+    assert!(
+        end.stderr.lines().any(|line| pyheap::is_recording(line, &pid)),
+        "{end:?}"
+    );
 }
 
 #[test]
@@ -168,7 +171,8 @@ fn a_command_is_started_and_recorded() {
             python.name,
             end.stderr
         );
-        let rows = top(&base, &["--by", "line"]).rows;
+        // Before its end: a Python that exits frees its objects first.
+        let rows = top(&base, &["--by", "line", "--at", "-800ms"]).rows;
         let first = rows
             .first()
             .unwrap_or_else(|| panic!("{}: nothing recorded", python.name));
@@ -193,7 +197,7 @@ fn a_command_may_become_python_by_exec() {
     let end = start(["record", "-o", &base, "--", "sh", "-c", shell, &python.path, &script]).finish(DEADLINE);
     assert!(end.stdout.contains("short.py: done"), "{end:?}");
     end.expect_code(0);
-    let rows = top(&base, &["--by", "line"]).rows;
+    let rows = top(&base, &["--by", "line", "--at", "-800ms"]).rows;
     assert_eq!(rows.first().map(|row| row.function.as_str()), Some("site_short"));
 }
 
@@ -234,17 +238,22 @@ fn progress_duration_and_files() {
     let mut target = Target::start(&python, "busy.py", &["2"]);
     let pid = target.pid.to_string();
     let begun = Instant::now();
-    let end = start(["record", "--duration", "4s", "-o", &base, &pid])
+    // Off a terminal there is a line of progress every ten seconds.
+    let end = start(["record", "--duration", "11s", "-o", &base, &pid])
         .finish(DEADLINE)
         .expect_code(0);
     let took = begun.elapsed();
     assert!(
-        took >= Duration::from_secs(4) && took < Duration::from_secs(12),
-        "4 s took {took:?}"
+        took >= Duration::from_secs(11) && took < Duration::from_secs(20),
+        "11 s took {took:?}"
     );
-    assert!(end.stderr.contains(&format!("recording {pid} ")), "{}", end.stderr);
     assert!(
-        end.stderr.lines().filter(|line| line.contains("samples")).count() >= 2,
+        end.stderr.lines().any(|line| pyheap::is_recording(line, &pid)),
+        "{}",
+        end.stderr
+    );
+    assert!(
+        end.stderr.lines().filter(|line| line.contains("samples")).count() >= 1,
         "no progress: {}",
         end.stderr
     );

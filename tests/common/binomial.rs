@@ -42,8 +42,11 @@ fn ln_gamma(x: f64) -> f64 {
     0.5 * (2.0 * std::f64::consts::PI).ln() + (x + 0.5) * t.ln() - t + sum.ln()
 }
 
-/// P(X = k) for X ~ Binomial(n, p), 0 < p < 1.
+/// P(X = k) for X ~ Binomial(n, p), 0 < p ≤ 1 (for large objects 1 - e^(-x/R) is 1 in an f64).
 pub fn probability(n: u64, p: f64, k: u64) -> f64 {
+    if p >= 1.0 {
+        return if k == n { 1.0 } else { 0.0 };
+    }
     let (nf, kf) = (n as f64, k as f64);
     (ln_gamma(nf + 1.0) - ln_gamma(kf + 1.0) - ln_gamma(nf - kf + 1.0) + kf * p.ln() + (nf - kf) * (-p).ln_1p()).exp()
 }

@@ -52,6 +52,11 @@ pub fn start_command(mut command: Command) -> Running {
     }
 }
 
+/// Whether this is the line `recording 4242 …`, which says that the hooks are in place.
+pub fn is_recording(line: &str, pid: &str) -> bool {
+    line.starts_with("recording ") && line.split_whitespace().take(3).any(|word| word == pid)
+}
+
 /// Runs to the end.
 pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Finished {
     start(args).finish(DEADLINE)
@@ -75,10 +80,12 @@ impl Running {
         i32::try_from(self.child.id()).expect("pids are below 2^22")
     }
 
-    /// Until the line that says that the hooks are in place: `recording 4242 into …`.
+    /// Until the line that says that the hooks are in place.
     pub fn wait_until_recording(&mut self, pid: &str) {
-        let wanted = format!("recording {pid} ");
-        self.wait_stderr(&wanted);
+        let wanted = |line: &str| is_recording(line, pid);
+        if let Err(e) = self.err.wait_for("the line `recording PID`", DEADLINE, wanted) {
+            panic!("{e}\n{:?}; stdout:\n{}", self.child.try_wait(), self.out.text());
+        }
     }
 
     /// The next line on stderr that contains `text`.
