@@ -114,9 +114,11 @@ fn target_ends(python: &Interpreter, how: &str, words: &[&str]) {
     } else {
         use std::os::unix::process::ExitStatusExt as _;
         let status = target.wait();
+        // The launcher of the manylinux builds ends with 255 after an exception, other Pythons with 1.
+        let after_exception = if python.name.starts_with("many-") { 255 } else { 1 };
         let expected = match how {
             "exit" => (Some(3), None),
-            "raise" => (Some(1), None),
+            "raise" => (Some(after_exception), None),
             "abort" => (None, Some(Signal::SIGABRT as i32)),
             "segv" => (None, Some(Signal::SIGSEGV as i32)),
             _ => (None, Some(Signal::SIGKILL as i32)),
