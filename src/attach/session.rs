@@ -544,10 +544,13 @@ fn allocator_structs(memory: &ProcessMemory, interpreter: &Interpreter, header: 
     found
 }
 
-/// True if the process has become another program, or its region is gone for another reason.
+/// True if the process has become another program: it has memory, but our region is not in it. A process that is ending
+/// has none.
 #[must_use]
 pub fn is_replaced(session: &Session) -> bool {
     let identity = session.identity();
     let magic: Result<[u8; 16], _> = session.memory().read_array(RemoteAddr(identity.base));
-    magic.map_or(true, |magic| magic != pyheap_protocol::IDENTITY_MAGIC)
+    let ours = magic.is_ok_and(|magic| magic == pyheap_protocol::IDENTITY_MAGIC);
+    let maps = pyheap_injector::space::maps(session.target.facts.id.pid);
+    !ours && maps.is_ok_and(|maps| !maps.is_empty())
 }

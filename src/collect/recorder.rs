@@ -167,11 +167,13 @@ impl Recorder {
             return Some(Stop::TargetGone);
         }
         if self.drain.as_ref().is_some_and(JoinHandle::is_finished) {
-            // The address space is gone: the target is ending, or has called exec.
-            return Some(if session.is_replaced() {
-                Stop::TargetReplaced
-            } else {
-                Stop::Damaged
+            let region = session.memory().read_array::<16>(RemoteAddr(session.identity().base));
+            return Some(match region {
+                _ if session::is_replaced(session) => Stop::TargetReplaced,
+                // It is there, and still the drain has given up.
+                Ok(_) => Stop::Damaged,
+                // Its memory is gone already, though it still counts as alive.
+                Err(_) => Stop::TargetGone,
             });
         }
         None
@@ -349,12 +351,5 @@ fn frame(named: &NamedFrame) -> Frame<'_> {
         file: &named.file,
         line: named.line,
         function: &named.function,
-    }
-}
-
-impl Session {
-    /// True if the process has become another program.
-    fn is_replaced(&self) -> bool {
-        session::is_replaced(self)
     }
 }
