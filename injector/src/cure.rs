@@ -1,6 +1,6 @@
 //! Curing: the originals back, then the memory away, once it is proven that no thread is inside.
 
-use crate::arch::{Job, STUB_BYTES};
+use crate::arch::{Call, Job, STUB_BYTES};
 use crate::hijack::{self, HijackError, Hijacked};
 use crate::infect::{Found, call_job, clear_stubs, wait};
 use crate::memory::{MemoryError, ProcessMemory, RemoteMemory};
@@ -145,7 +145,9 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
     }
     let tail = identity.stub + UNMAP_SLOT * STUB_BYTES as u64;
     hijacks.push(unmap(pid, &memory, identity.base, identity.len, tail)?);
-    clear_stubs(pid, identity.stub);
+    if clear_stubs(pid, identity.stub) {
+        hijacks.extend(drop_page(pid, &memory, identity.stub));
+    }
     Ok(Cure::Clean(hijacks))
 }
 
@@ -173,6 +175,24 @@ fn calls_in_flight(memory: &ProcessMemory, identity: &Identity) -> Result<u64, M
         .chunks_exact(size_of::<Slot>())
         .filter_map(|bytes| Slot::read_from_bytes(bytes).ok());
     Ok(slow | small | depths.fold(0, |sum, slot| sum | slot.depth))
+}
+
+/// Drops the private copy of the page that held the stubs; its bytes are the file's again. If no thread is fit for it, the
+/// copy stays: one page more, with the same content.
+fn drop_page(pid: i32, memory: &ProcessMemory, stub: u64) -> Option<Hijacked> {
+    const PAGE: u64 = 4096;
+    // A shadow stack would have to agree with the frame.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    if status
+        .lines()
+        .any(|line| line.starts_with("x86_Thread_features:") && line.contains("shstk"))
+    {
+        return None;
+    }
+    let maps = space::maps(pid).ok()?;
+    let gadgets = space::gadgets(memory, &maps)?;
+    let call = Call::drop_page(stub / PAGE * PAGE);
+    hijack::call(pid, &observe::by_preference(pid), call, gadgets, &space::stacks(&maps)).ok()
 }
 
 /// A place for a stub where no identity names one.

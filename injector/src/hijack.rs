@@ -10,7 +10,7 @@
     reason = "fork, shared memory with the child, and ptrace requests that nix does not have"
 )]
 
-use crate::arch::{self, Job, Registers, STUB_BYTES};
+use crate::arch::{self, Call, Gadgets, Job, Registers};
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus};
@@ -179,6 +179,46 @@ fn in_child(work: impl FnOnce()) -> Result<(), HijackError> {
     }
 }
 
+/// How a thread is made to work for us.
+#[derive(Debug, Clone, Copy)]
+enum Way<'a> {
+    /// By a stub.
+    Stub { at: u64, job: Job },
+    /// By the C library's own instructions and a signal frame on the thread's own stack.
+    Return {
+        call: Call,
+        gadgets: Gadgets,
+        stacks: &'a [Stack],
+    },
+}
+
+/// A mapping that may be a thread's stack.
+#[derive(Debug, Clone, Copy)]
+pub struct Stack {
+    /// Its first address.
+    pub start: u64,
+    /// Its end.
+    pub end: u64,
+    /// The kernel calls it the main thread's stack.
+    pub main: bool,
+}
+
+/// Makes one of `threads` of `pid` do `call` without any code of ours, see [`arch::return_frame`]. Only a thread that is on
+/// its own stack is taken: the main thread on the stack that the kernel made, or one whose thread control block lies in
+/// the same mapping.
+///
+/// # Errors
+/// See [`HijackError`]; [`HijackError::Timeout`] also when no thread is fit for it.
+pub fn call(
+    pid: i32,
+    threads: &[i32],
+    call: Call,
+    gadgets: Gadgets,
+    stacks: &[Stack],
+) -> Result<Hijacked, HijackError> {
+    hijack_by(pid, threads, Way::Return { call, gadgets, stacks })
+}
+
 /// Redirects one of `threads` (in this order of preference) of `pid` to a stub at `stub_at` that does `job`.
 ///
 /// On success the thread is on its way through the stub; that the job is *done* must be seen in memory. On an error the
@@ -187,6 +227,10 @@ fn in_child(work: impl FnOnce()) -> Result<(), HijackError> {
 /// # Errors
 /// See [`HijackError`].
 pub fn hijack(pid: i32, threads: &[i32], stub_at: u64, job: Job) -> Result<Hijacked, HijackError> {
+    hijack_by(pid, threads, Way::Stub { at: stub_at, job })
+}
+
+fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, HijackError> {
     let memory = File::options()
         .read(true)
         .write(true)
@@ -197,7 +241,7 @@ pub fn hijack(pid: i32, threads: &[i32], stub_at: u64, job: Job) -> Result<Hijac
         })?;
     let report = Shared::new()?;
     let fd = memory.as_raw_fd();
-    in_child(|| redirect(&report, threads, fd, stub_at, job))?;
+    in_child(|| redirect(&report, threads, fd, way))?;
     let tid = report.tid.load(Ordering::Acquire) as i32;
     let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
     match report.state.load(Ordering::Acquire) {
@@ -274,23 +318,26 @@ fn wait_for_child_signal(longest: Duration) {
     unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const timeout) };
 }
 
+/// The signals that a stopped thread blocks.
+fn signal_mask(tid: Pid) -> Option<u64> {
+    const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+    let mut blocked = 0_u64;
+    // SAFETY: writes eight bytes at the given address (ptrace(2), PTRACE_GETSIGMASK).
+    let answer = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid.as_raw(), 8_usize, &raw mut blocked) };
+    (answer >= 0).then_some(blocked)
+}
+
 /// True if a signal waits for the thread or its process that it does not block: resuming it now would run the handler
 /// without the EINTR that the program may count on.
 fn signal_pending(tid: Pid) -> bool {
     const PTRACE_PEEKSIGINFO: libc::c_uint = 0x4209;
-    const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
     #[repr(C)]
     struct Peek {
         offset: u64,
         flags: u32,
         count: i32,
     }
-    let mut blocked = 0_u64;
-    // SAFETY: writes eight bytes at the given address (ptrace(2), PTRACE_GETSIGMASK).
-    let answer = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid.as_raw(), 8_usize, &raw mut blocked) };
-    if answer < 0 {
-        return true;
-    }
+    let Some(blocked) = signal_mask(tid) else { return true };
     const MOST: usize = 16;
     for flags in [0, 1] {
         let peek = Peek {
@@ -314,15 +361,64 @@ fn signal_pending(tid: Pid) -> bool {
     false
 }
 
+/// Writes to the target, also where it may not write itself; the errno if not all could be written.
+fn write_memory(memory: RawFd, at: u64, bytes: &[u8]) -> Result<(), i32> {
+    // SAFETY: reads `bytes.len()` bytes of a slice.
+    let written = unsafe { libc::pwrite(memory, bytes.as_ptr().cast(), bytes.len(), at as i64) };
+    if written == bytes.len() as isize {
+        Ok(())
+    } else {
+        Err(nix::errno::Errno::last_raw())
+    }
+}
+
+/// Writes the frame of [`arch::return_frame`] below the stopped thread's stack pointer, and gives the registers to enter
+/// with. `None` if the thread is not fit for it.
+fn put_frame(
+    thread: Pid,
+    regs: &Registers,
+    memory: RawFd,
+    call: Call,
+    gadgets: Gadgets,
+    stacks: &[Stack],
+) -> Option<Registers> {
+    /// Room for a signal's frame below ours.
+    const SPARE: u64 = 16 << 10;
+    let back = arch::resumed_by_return(regs)?;
+    let mine = stacks
+        .iter()
+        .find(|stack| (stack.start..stack.end).contains(&regs.rsp))?;
+    if !mine.main && !(mine.start..mine.end).contains(&regs.fs_base) {
+        return None;
+    }
+    let mut xstate = [0_u8; arch::MAX_XSTATE_BYTES];
+    let mut vector = libc::iovec {
+        iov_base: xstate.as_mut_ptr().cast(),
+        iov_len: xstate.len(),
+    };
+    const NT_X86_XSTATE: usize = 0x202;
+    // SAFETY: writes at most `iov_len` bytes to the local array (ptrace(2), PTRACE_GETREGSET).
+    let answer = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, thread.as_raw(), NT_X86_XSTATE, &raw mut vector) };
+    let mask = signal_mask(thread)?;
+    let xstate = xstate.get(..vector.iov_len).filter(|_| answer == 0)?;
+    let mut frame = [0; arch::RETURN_FRAME_BYTES];
+    let (base, len, enter) = arch::return_frame(&mut frame, call, gadgets, &back, mask, xstate)?;
+    if !mine.main && base.checked_sub(SPARE)? < mine.start || base < mine.start {
+        return None;
+    }
+    write_memory(memory, base, frame.get(..len)?).ok()?;
+    Some(enter)
+}
+
 /// The child's work in [`hijack`].
-fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: Job) {
+fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>) {
     let fail = |state: u32, errno: i32, tid: i32| {
         report.errno.store(errno as u32, Ordering::Release);
         report.tid.store(tid as u32, Ordering::Release);
         report.state.store(state, Ordering::Release);
     };
     let deadline = Instant::now() + HIJACK_DEADLINE;
-    let mut late = false;
+    let (mut late, mut unfit) = (false, false);
     fail(GONE, 0, 0);
     loop {
         for &tid in threads {
@@ -371,14 +467,30 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
                 fail(TIMEOUT, 0, tid);
                 continue;
             }
-            let (bytes, enter) = arch::stub(job, stub_at, &arch::resumed(&regs));
-            // SAFETY: writes from a local array.
-            let written = unsafe { libc::pwrite(memory, bytes.as_ptr().cast(), STUB_BYTES, stub_at as i64) };
-            if written != STUB_BYTES as isize {
-                let errno = nix::errno::Errno::last_raw();
-                let _ = ptrace::detach(thread, None);
-                return fail(WRITE_FAILED, errno, tid);
-            }
+            let enter = match way {
+                Way::Stub { at, job } => {
+                    let (bytes, enter) = arch::stub(job, at, &arch::resumed(&regs));
+                    write_memory(memory, at, &bytes).map(|()| enter)
+                }
+                Way::Return { call, gadgets, stacks } => {
+                    match put_frame(thread, &regs, memory, call, gadgets, stacks) {
+                        Some(enter) => Ok(enter),
+                        None => {
+                            let _ = ptrace::detach(thread, None);
+                            unfit = true;
+                            fail(TIMEOUT, 0, tid);
+                            continue;
+                        }
+                    }
+                }
+            };
+            let enter = match enter {
+                Ok(enter) => enter,
+                Err(errno) => {
+                    let _ = ptrace::detach(thread, None);
+                    return fail(WRITE_FAILED, errno, tid);
+                }
+            };
             // The commit point.
             if ptrace::setregs(thread, enter).is_err() {
                 continue;
@@ -394,7 +506,7 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, stub_at: u64, job: 
             return fail(DONE, 0, tid);
         }
         // Signals pending everywhere, or nobody stopped: again, while there is time.
-        if report.state.load(Ordering::Acquire) != TIMEOUT || Instant::now() > deadline {
+        if report.state.load(Ordering::Acquire) != TIMEOUT || unfit || Instant::now() > deadline {
             return;
         }
         wait_for_child_signal(Duration::from_millis(1));

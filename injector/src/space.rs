@@ -1,5 +1,7 @@
 //! The target's address space: a gap for our region, unused bytes for our stubs.
 
+use crate::arch::{self, Gadgets};
+use crate::hijack::Stack;
 use crate::memory::{ProcessMemory, RemoteMemory};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use pyheap_protocol::RemoteAddr;
@@ -101,4 +103,58 @@ pub fn largest_tail(memory: &ProcessMemory, maps: &[MemoryMap], program: Option<
         }
     }
     best
+}
+
+/// Instructions of the target's C library for [`crate::hijack::call`]: the first that are found in it, or else in the
+/// program (which may be linked statically).
+#[must_use]
+pub fn gadgets(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<Gadgets> {
+    const MAX_TEXT_BYTES: u64 = 8 << 20;
+    let texts = maps.iter().filter(|map| {
+        let wanted = MMPermissions::READ | MMPermissions::EXECUTE;
+        map.perms.contains(wanted) && matches!(map.pathname, MMapPath::Path(_))
+    });
+    let is_libc = |map: &&MemoryMap| match &map.pathname {
+        MMapPath::Path(path) => {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+            name.starts_with("libc.") || name.starts_with("libc-") || name.starts_with("ld-musl")
+        }
+        _ => false,
+    };
+    let program = maps
+        .iter()
+        .find(|map| matches!(map.pathname, MMapPath::Path(_)))
+        .map(|map| map.inode);
+    let is_program = |map: &&MemoryMap| Some(map.inode) == program;
+    texts
+        .clone()
+        .filter(is_libc)
+        .chain(texts.filter(is_program))
+        .find_map(|map| {
+            let len = (map.address.1 - map.address.0).min(MAX_TEXT_BYTES) as usize;
+            let bytes = memory.read_vec(RemoteAddr(map.address.0), len).ok()?;
+            let find = |wanted: &[u8]| bytes.windows(wanted.len()).position(|window| window == wanted);
+            let (call, restorer) = (find(arch::CALL_GADGET)?, find(arch::RESTORER_GADGET)?);
+            Some(Gadgets {
+                call: map.address.0 + call as u64,
+                restorer: map.address.0 + restorer as u64,
+            })
+        })
+}
+
+/// The mappings that may be stacks of threads.
+#[must_use]
+pub fn stacks(maps: &[MemoryMap]) -> Vec<Stack> {
+    maps.iter()
+        .filter(|map| map.perms.contains(MMPermissions::READ | MMPermissions::WRITE))
+        .filter_map(|map| {
+            let main = map.pathname == MMapPath::Stack;
+            let anonymous = map.pathname == MMapPath::Anonymous;
+            (main || anonymous).then_some(Stack {
+                start: map.address.0,
+                end: map.address.1,
+                main,
+            })
+        })
+        .collect()
 }

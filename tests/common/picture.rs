@@ -17,6 +17,8 @@ pub struct Picture {
     pub tasks: BTreeMap<String, String>,
     /// Of /proc/PID/status, and of each thread's.
     pub status: BTreeMap<String, String>,
+    /// Executable file mappings of which pages are private copies.
+    pub private_code: BTreeMap<String, String>,
 }
 
 /// A tracer must be gone, signal handling unchanged, no privilege lost.
@@ -73,6 +75,7 @@ impl Picture {
             fds,
             tasks,
             status,
+            private_code: private_code(&read(&format!("{proc_dir}/smaps"))),
         }
     }
 
@@ -91,6 +94,7 @@ impl Picture {
             ("fd", &self.fds, &after.fds),
             ("task", &self.tasks, &after.tasks),
             ("status", &self.status, &after.status),
+            ("private code", &self.private_code, &after.private_code),
         ] {
             for key in old.keys().chain(new.keys()).collect::<BTreeSet<_>>() {
                 if old.get(key) != new.get(key) {
@@ -100,6 +104,22 @@ impl Picture {
         }
         out
     }
+}
+
+fn private_code(smaps: &str) -> BTreeMap<String, String> {
+    let mut mapping = "";
+    let mut found = BTreeMap::new();
+    for line in smaps.lines() {
+        match line.strip_prefix("Anonymous:") {
+            Some(size) if mapping.contains(" r-xp ") && mapping.contains('/') && size.trim() != "0 kB" => {
+                found.insert(mapping.to_owned(), size.trim().to_owned());
+            }
+            Some(_) => {}
+            None if line.split(' ').next().is_some_and(|word| word.contains('-')) => mapping = line,
+            None => {}
+        }
+    }
+    found
 }
 
 /// VmRSS in KiB.

@@ -35,6 +35,7 @@ pub fn resumed(stopped: &Registers) -> Registers {
     if stopped.orig_rax as i64 >= 0 {
         let number = match stopped.rax as i64 {
             ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND => Some(stopped.orig_rax),
+            ERESTART_RESTARTBLOCK if waits_until(stopped) => Some(stopped.orig_rax),
             ERESTART_RESTARTBLOCK => Some(SYS_RESTART),
             EINTR if restarts_whole(stopped) => Some(stopped.orig_rax),
             _ => None,
@@ -69,10 +70,13 @@ fn restarts_whole(regs: &Registers) -> bool {
 #[must_use]
 pub fn restart_class(number: u64, args: [u64; 6]) -> Option<u8> {
     match number {
-        // read, poll, select, nanosleep, wait4, futex, waitid, clock_nanosleep, pselect6, ppoll
-        0 | 7 | 23 | 35 | 61 | 202 | 247 | 230 | 270 | 271 => Some(0),
+        // read, select, wait4, futex, waitid, pselect6, ppoll
+        0 | 23 | 61 | 202 | 247 | 270 | 271 => Some(0),
+        // Those with a restart block: poll, nanosleep, clock_nanosleep, restart_syscall
+        7 | 35 | 230 | 219 => Some(1),
         // accept, accept4, recvfrom, recvmsg, connect, pause, flock
         43 | 288 | 45 | 47 | 42 | 34 | 73 => Some(1),
+        // epoll_wait, epoll_pwait without timeout
         232 | 281 if (args[3] as i32) < 0 => Some(1),
         _ => None,
     }
@@ -273,6 +277,159 @@ pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registe
     (code.bytes, enter)
 }
 
+/// Longest frame that [`return_frame`] makes.
+pub const RETURN_FRAME_BYTES: usize = 20 << 10;
+/// Largest extended state that it takes.
+pub const MAX_XSTATE_BYTES: usize = 16 << 10;
+
+/// A system call with up to three arguments.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Its number.
+    pub number: u64,
+    /// Its arguments.
+    pub args: [u64; 3],
+}
+
+impl Call {
+    /// `madvise(page, 4096, MADV_DONTNEED)`: a private copy of a file's page goes away.
+    #[must_use]
+    pub const fn drop_page(page: u64) -> Self {
+        const SYS_MADVISE: u64 = 28;
+        Self {
+            number: SYS_MADVISE,
+            args: [page, 4096, libc::MADV_DONTNEED as u64],
+        }
+    }
+}
+
+/// Instructions of the target's own C library.
+#[derive(Debug, Clone, Copy)]
+pub struct Gadgets {
+    /// `syscall; ret`
+    pub call: u64,
+    /// `mov $15, %rax; syscall`: what signal handlers return to.
+    pub restorer: u64,
+}
+
+/// The bytes of [`Gadgets`].
+pub const CALL_GADGET: &[u8] = &[0x0f, 0x05, 0xc3];
+/// See [`CALL_GADGET`].
+pub const RESTORER_GADGET: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+
+/// As [`resumed`], for a thread that is resumed by `rt_sigreturn`, which resets the restart block of a call that is to go on
+/// with the time that is left: `None` for such a call.
+#[must_use]
+pub fn resumed_by_return(stopped: &Registers) -> Option<Registers> {
+    let back = resumed(stopped);
+    (back.rax != SYS_RESTART || back.rip == stopped.rip).then_some(back)
+}
+
+/// A futex wait whose timeout is a point in time: it can be made anew and ends when it would have.
+fn waits_until(regs: &Registers) -> bool {
+    const SYS_FUTEX: u64 = 202;
+    const FUTEX_COMMAND: u64 = 0x7f;
+    const FUTEX_WAIT_BITSET: u64 = 9;
+    regs.orig_rax == SYS_FUTEX && regs.rsi & FUTEX_COMMAND == FUTEX_WAIT_BITSET
+}
+
+/// The extended state as a signal frame holds it: its size and features without those that the thread does not use (AMX is
+/// dynamic: the kernel takes a larger frame for a broken one). `None` if that cannot be told.
+fn frame_xstate(xstate: &[u8]) -> Option<(usize, u64)> {
+    const AMX: u64 = 3 << 17;
+    const LEGACY_AND_HEADER: usize = 576;
+    let word = |at: usize| Some(u64::from_le_bytes(xstate.get(at..at + 8)?.try_into().ok()?));
+    // The kernel puts the mask of the enabled features where a signal frame has it, too.
+    let (enabled, in_use) = (word(464)?, word(512)?);
+    if in_use & AMX != 0 {
+        return None;
+    }
+    let features = enabled & !AMX;
+    let mut len = LEGACY_AND_HEADER;
+    for feature in (2..63).filter(|feature| features >> feature & 1 == 1) {
+        let leaf = std::arch::x86_64::__cpuid_count(0xd, feature);
+        // Bit 0 of ecx: a supervisor state, which user frames do not have.
+        if leaf.ecx & 1 == 0 {
+            len = len.max((leaf.ebx as usize).checked_add(leaf.eax as usize)?);
+        }
+    }
+    (len <= xstate.len() && len <= MAX_XSTATE_BYTES).then_some((len, features))
+}
+
+/// Makes a signal frame below `regs.rsp` that `rt_sigreturn` resumes the thread from as `back` says, and the registers
+/// with which the thread makes `call` first, by instructions of its own C library alone: for what must not be done by a
+/// stub, namely dropping the page that the stubs were in. Returns the frame's address, its length in `frame`, and the
+/// registers; `None` when the state cannot be put into a frame.
+pub fn return_frame(
+    frame: &mut [u8; RETURN_FRAME_BYTES],
+    call: Call,
+    gadgets: Gadgets,
+    back: &Registers,
+    sigmask: u64,
+    xstate: &[u8],
+) -> Option<(u64, usize, Registers)> {
+    const RED_ZONE: u64 = 128;
+    const CONTEXT: usize = 512;
+    const UC_FP_XSTATE_AND_SS: u64 = 1 | 2 | 4;
+    let (len, features) = frame_xstate(xstate)?;
+    let total = CONTEXT + len + 64;
+    let base = back.rsp.checked_sub(RED_ZONE + total as u64)? & !63;
+    frame.fill(0);
+    let mut put = |at: usize, bytes: &[u8]| {
+        if let Some(place) = frame.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    };
+    let state = base + CONTEXT as u64;
+    // struct rt_sigframe: return address, ucontext (flags, link, stack, sigcontext, mask).
+    put(0, &gadgets.restorer.to_le_bytes());
+    put(8, &UC_FP_XSTATE_AND_SS.to_le_bytes());
+    let words = [
+        back.r8,
+        back.r9,
+        back.r10,
+        back.r11,
+        back.r12,
+        back.r13,
+        back.r14,
+        back.r15,
+        back.rdi,
+        back.rsi,
+        back.rbp,
+        back.rbx,
+        back.rdx,
+        back.rax,
+        back.rcx,
+        back.rsp,
+        back.rip,
+        back.eflags,
+        // cs, gs, fs, ss
+        back.cs & 0xffff | (back.ss & 0xffff) << 48,
+        0,
+        0,
+        sigmask,
+        0,
+        state,
+    ];
+    for (number, word) in words.into_iter().enumerate() {
+        put(8 + 40 + number * 8, &word.to_le_bytes());
+    }
+    put(8 + 40 + 256, &sigmask.to_le_bytes());
+    put(CONTEXT, xstate.get(..len)?);
+    // struct _fpx_sw_bytes, and the mark behind the state.
+    put(CONTEXT + 464, &0x4650_5853_u32.to_le_bytes());
+    put(CONTEXT + 468, &(len as u32 + 4).to_le_bytes());
+    put(CONTEXT + 472, &features.to_le_bytes());
+    put(CONTEXT + 480, &(len as u32).to_le_bytes());
+    put(CONTEXT + 484, &[0; 28]);
+    put(CONTEXT + len, &0x4650_5845_u32.to_le_bytes());
+    let mut enter = *back;
+    (enter.rip, enter.rsp, enter.rax, enter.orig_rax) = (gadgets.call, base, call.number, u64::MAX);
+    [enter.rdi, enter.rsi, enter.rdx] = call.args;
+    enter.eflags &= !TF_AND_DF;
+    Some((base, total, enter))
+}
+
 /// True if `rip` or any general register points into `range`: the thread is in it, or about to jump there.
 #[must_use]
 pub fn touches(regs: &Registers, range: &std::ops::Range<u64>) -> bool {
@@ -310,6 +467,22 @@ mod tests {
         let mut regs = registers();
         (regs.rax, regs.orig_rax, regs.rip) = (-516_i64 as u64, 7, 0x1002);
         assert_eq!((resumed(&regs).rax, resumed(&regs).rip), (219, 0x1000));
+    }
+
+    #[test]
+    fn a_relative_timeout_does_not_start_again() {
+        let mut regs = registers();
+        (regs.rax, regs.orig_rax, regs.rip) = (-516_i64 as u64, 7, 0x1002);
+        assert!(resumed_by_return(&regs).is_none(), "poll");
+        (regs.orig_rax, regs.rsi) = (202, 0x80);
+        assert!(resumed_by_return(&regs).is_none(), "FUTEX_WAIT");
+        regs.rsi = 0x189;
+        let back = resumed_by_return(&regs).unwrap();
+        assert_eq!(
+            (back.rax, back.rip),
+            (202, 0x1000),
+            "FUTEX_WAIT_BITSET has an absolute one"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::info_run;
 use crate::attach::session::{live_owner, regions};
 use crate::attach::{Refusal, preflight};
 use crate::profile::names::ProfileNames;
+use crate::report::human;
 use crate::ui::output::to_stdout;
 use pyheap_injector::infect::Found;
 use serde::Serialize;
@@ -33,6 +34,15 @@ struct Process {
     python: Option<String>,
     why_not: Option<String>,
     regions: Vec<Region>,
+    /// Executable pages that are no longer the file's: where stubs of a pyheap (or a debugger's breakpoints) have been.
+    private_code: Vec<PrivateCode>,
+}
+
+#[derive(Debug, Serialize)]
+struct PrivateCode {
+    mapping: (u64, u64),
+    path: String,
+    bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,6 +107,7 @@ fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
             .map(|target| target.interpreter.version.to_string()),
         why_not: checked.err().map(|refusal| super::failure::chain(&refusal)),
         regions,
+        private_code: private_code(pid),
     };
     let text = if json {
         serde_json::to_string_pretty(&found)? + "\n"
@@ -104,6 +115,27 @@ fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
         render(&found)
     };
     Ok(to_stdout(&text)?)
+}
+
+/// Private copies of pages of executable file mappings.
+fn private_code(pid: i32) -> Vec<PrivateCode> {
+    let Ok(maps) = procfs::process::Process::new(pid).and_then(|process| process.smaps()) else {
+        return Vec::new();
+    };
+    maps.iter()
+        .filter(|map| map.perms.contains(procfs::process::MMPermissions::EXECUTE))
+        .filter_map(|map| {
+            let procfs::process::MMapPath::Path(path) = &map.pathname else {
+                return None;
+            };
+            let bytes = *map.extension.map.get("Anonymous")?;
+            (bytes > 0).then(|| PrivateCode {
+                mapping: map.address,
+                path: path.display().to_string(),
+                bytes,
+            })
+        })
+        .collect()
 }
 
 fn render(found: &Process) -> String {
@@ -115,6 +147,19 @@ fn render(found: &Process) -> String {
     };
     if found.regions.is_empty() {
         text += "nothing of pyheap is in it\n";
+    }
+    for PrivateCode {
+        mapping: (start, end),
+        path,
+        bytes,
+    } in &found.private_code
+    {
+        let path = human::clean(path);
+        let _ = writeln!(
+            text,
+            "{bytes} bytes of code at {start:#x}-{end:#x} ({path}) are private copies: pyheap's stubs are or were there \
+             (written back when it leaves), or a debugger's breakpoints"
+        );
     }
     for region in &found.regions {
         let owner = region
