@@ -110,6 +110,33 @@ mod tests {
         }
     }
 
+    /// Two-sample Kolmogorov-Smirnov against `rand_distr::Exp`, rounded up as ours are. The seeds are fixed, so the result is
+    /// too; the bound is the critical value for a false alarm of 1e-6.
+    #[test]
+    fn distances_have_the_distribution_of_a_reference() {
+        use rand::SeedableRng;
+        use rand_distr::{Distribution, Exp};
+        const DRAWS: usize = 200_000;
+        for period in [100_u64, 131_072, 64 << 20] {
+            let reference = Exp::new(1.0 / period as f64).unwrap();
+            let mut rng = rand::rngs::StdRng::seed_from_u64(period);
+            let mut theirs: Vec<i64> = (0..DRAWS).map(|_| reference.sample(&mut rng).ceil() as i64).collect();
+            let mut ours: Vec<i64> = (0..DRAWS as u64)
+                .map(|n| gap(period, mix(n.wrapping_mul(0x9E37_79B9))))
+                .collect();
+            theirs.sort_unstable();
+            ours.sort_unstable();
+            let share = |sorted: &[i64], x: i64| sorted.partition_point(|&v| v <= x) as f64 / DRAWS as f64;
+            let distance = ours
+                .iter()
+                .map(|&x| (share(&ours, x) - share(&theirs, x)).abs())
+                .fold(0.0, f64::max);
+            // c(1e-6) = sqrt(-ln(5e-7) / 2) = 2.694; two samples of n each: c * sqrt(2 / n).
+            let bound = 2.694 * (2.0 / DRAWS as f64).sqrt();
+            assert!(distance < bound, "period {period}: {distance} >= {bound}");
+        }
+    }
+
     #[test]
     fn period_one_samples_every_byte() {
         assert!((0..1000).all(|bits| gap(1, mix(bits)) == 1));
