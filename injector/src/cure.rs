@@ -65,9 +65,6 @@ pub enum Inert {
     /// A thread was inside for too long.
     #[error("a thread was still inside")]
     Busy,
-    /// The process is a forked child of the one that was profiled.
-    #[error("it is a forked child's copy")]
-    Forked,
 }
 
 /// Takes a region of ours out of `pid`. `verify` re-reads the interpreter's allocators: true if none of them points into
@@ -137,9 +134,9 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
                 });
             }
         }
-    } else if identity.target_pid != pid as u32 && installed == 0 && !verify(&text) {
+    } else if !verify(&text) {
         return Ok(Cure::Inert {
-            why: Inert::Forked,
+            why: Inert::Foreign(0),
             hijacks,
         });
     }

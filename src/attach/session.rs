@@ -15,7 +15,7 @@ use pyheap_injector::image::ImageError;
 use pyheap_injector::infect::{self, Found, Owner};
 use pyheap_injector::region::Sizes;
 use pyheap_injector::{Image, InfectError, Infection, MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
-use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLayout, ShimHeader};
+use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLayout, ShimHeader, StartStatus};
 use pyheap_protocol::domain;
 use std::mem::offset_of;
 use std::ops::Range;
@@ -309,6 +309,9 @@ fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Resul
         let at = identity.base + offset_of!(Identity, allocators) as u64;
         let _ = memory.write(RemoteAddr(at), identity.allocators.as_bytes());
     }
+    if is_wiped(&memory, &identity) {
+        revive(&memory, &identity)?;
+    }
     let structs = identity.allocators;
     let verify = |text: &Range<u64>| {
         structs.iter().filter(|&&address| address != 0).all(|&address| {
@@ -318,13 +321,66 @@ fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Resul
     cure::cure(pid, &Found::Region(identity), verify)
 }
 
+/// True for a forked child's copy of its parent's region: the kernel has wiped its control block, so that the shim's words
+/// about where it is are zero. (So they are in a region that was never started.)
+fn is_wiped(memory: &ProcessMemory, identity: &Identity) -> bool {
+    let at = identity.control + (offset_of!(Control, config) + offset_of!(Config, region)) as u64;
+    memory.read_u64(RemoteAddr(at)).is_ok_and(|region| region == 0)
+}
+
+/// Tells the shim in a forked child's copy what its stop routine must know, as far as our wrappers are still installed
+/// there: the way to take it out is then the same as in the parent.
+fn revive(memory: &ProcessMemory, identity: &Identity) -> Result<(), MemoryError> {
+    let bytes: [u8; size_of::<ShimHeader>()] = memory.read_array(RemoteAddr(identity.header))?;
+    let Ok(header) = ShimHeader::read_from_bytes(&bytes) else {
+        return Ok(());
+    };
+    let [raw, small_mem, small_obj, generic_mem, generic_obj] = header.wrappers;
+    let families = [
+        (0, Mode::Raw, raw),
+        (1, Mode::Pymalloc, small_mem),
+        (2, Mode::Pymalloc, small_obj),
+        (1, Mode::Generic, generic_mem),
+        (2, Mode::Generic, generic_obj),
+    ];
+    let mut installed = false;
+    for (domain, mode, wrappers) in families {
+        let Some(&address) = identity.allocators.get(domain).filter(|&&address| address != 0) else {
+            continue;
+        };
+        let functions = read_allocator(memory, address)?.functions;
+        if functions
+            .iter()
+            .zip(wrappers)
+            .any(|(&now, ours)| ours != 0 && now == ours)
+        {
+            let at = identity.control + (offset_of!(Control, modes) + domain * 4) as u64;
+            memory.write(RemoteAddr(at), &(mode as u32).to_le_bytes())?;
+            installed = true;
+        }
+    }
+    if installed {
+        let word = |offset: usize| RemoteAddr(identity.control + offset as u64);
+        let config = offset_of!(Control, config);
+        memory.write(word(config + offset_of!(Config, region)), &identity.base.to_le_bytes())?;
+        memory.write(
+            word(config + offset_of!(Config, region_len)),
+            &identity.len.to_le_bytes(),
+        )?;
+        memory.write(
+            word(offset_of!(Control, status)),
+            &(StartStatus::Running as u64).to_le_bytes(),
+        )?;
+    }
+    Ok(())
+}
+
 /// Takes out what an earlier pyheap left; refuses if that one is alive.
 fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
     for found in regions(pid) {
         match found {
-            Found::Region(identity) if identity.target_pid != pid as u32 => {}
             Found::Region(identity) => {
-                if let Some(owner) = live_owner(pid, &identity) {
+                if let Some(owner) = user_of(pid, &identity) {
                     return Err(AttachError::Recorded { pid, owner });
                 }
                 if identity.protocol != pyheap_protocol::PROTOCOL {
@@ -351,8 +407,7 @@ pub fn regions(pid: i32) -> Vec<Found> {
 
 /// The pyheap that a region belongs to, if it is alive: by its pid and start time, or (it may live in another pid
 /// namespace) by its heartbeat.
-#[must_use]
-pub fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
+fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
     let owner = ProcessId {
         pid: i32::try_from(identity.owner_pid).ok()?,
         start_time: identity.owner_start,
@@ -372,6 +427,22 @@ pub fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
     }
     std::thread::sleep(HEARTBEAT);
     (heartbeat()? != before).then_some(identity.owner_pid)
+}
+
+/// The live pyheap that uses a region of `pid`; none for a forked child's copy, which nobody uses.
+#[must_use]
+pub fn user_of(pid: i32, identity: &Identity) -> Option<u32> {
+    if is_copy(pid, identity) {
+        None
+    } else {
+        live_owner(pid, identity)
+    }
+}
+
+/// True for a forked child's copy of a region that was made for another process.
+#[must_use]
+pub fn is_copy(pid: i32, identity: &Identity) -> bool {
+    identity.target_pid != pid as u32 && is_wiped(&ProcessMemory::new(pid), identity)
 }
 
 /// What [`cure()`] did with one region.
@@ -397,7 +468,7 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
     for found in regions(pid) {
         let outcome = match found {
             Found::Region(identity) => {
-                if let Some(owner) = live_owner(pid, &identity) {
+                if let Some(owner) = user_of(pid, &identity) {
                     done.push(Cured::InUse { owner });
                     continue;
                 }

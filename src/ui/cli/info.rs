@@ -1,7 +1,7 @@
 //! `pyheap info`: of a profile, or of a process.
 
 use super::info_run;
-use crate::attach::session::{live_owner, regions};
+use crate::attach::session::{is_copy, regions, user_of};
 use crate::attach::{Refusal, preflight};
 use crate::profile::names::ProfileNames;
 use crate::report::human;
@@ -77,10 +77,10 @@ fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
         .into_iter()
         .map(|found| match found {
             Found::Region(identity) => {
-                let owner = live_owner(pid, &identity);
+                let owner = user_of(pid, &identity);
                 let state = match owner {
                     Some(_) => "recording",
-                    None if identity.target_pid != pid as u32 => "inherited by fork, inert",
+                    None if is_copy(pid, &identity) => "inherited by fork, inert",
                     None => "left behind by a pyheap that is gone",
                 };
                 Region {
