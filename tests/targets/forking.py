@@ -17,8 +17,8 @@ def child(end):
     kept = []
     while not select.select([end], [], [], 0.001)[0]:
         kept.append([bytes(200 + n % 700) for n in range(100)])
-        if len(kept) > 50:
-            del kept[:]
+        if len(kept) > 400:
+            del kept[:200]
     os._exit(0)
 
 
