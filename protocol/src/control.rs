@@ -6,8 +6,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const SLOTS: usize = 512;
 /// Number of buckets of the live table.
 pub const BUCKETS: usize = 1 << 16;
-/// Records that may find the ring full, one after the other, before the shim takes it that nobody will ever empty it.
-pub const MOST_STALLED: u64 = 1 << 16;
+/// Records that may find the ring full, one after the other, before the shim takes it that nobody will ever empty it: some
+/// minutes at usual rates, and seconds when every allocation is recorded.
+pub const MOST_STALLED: u64 = 1 << 22;
 /// Frees that could not take the lock wait here.
 pub const DEFERRED: usize = 256;
 
@@ -246,6 +247,8 @@ pub struct Config {
     pub current_tstate: u64,
     /// `PyGILState_GetThisThreadState`, or 0.
     pub gilstate_tstate: u64,
+    /// The word of `_PyRuntime` that is not zero while the interpreter shuts down.
+    pub finalizing: u64,
     /// The interpreter's text: a pymalloc must lie in it.
     pub text: u64,
     /// Its length.
@@ -257,7 +260,7 @@ pub struct Config {
     /// Offsets for the frame walk.
     pub layout: PyLayout,
 }
-const _: () = assert!(size_of::<Config>() == 20 * 8 + 8 + 104);
+const _: () = assert!(size_of::<Config>() == 21 * 8 + 8 + 104);
 
 /// Counted by the shim, under its lock unless said otherwise. All only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -289,10 +292,12 @@ pub struct Counters {
     pub deep_stacks: u64,
     /// Samples without Python frames (no thread state).
     pub no_python: u64,
+    /// Times the shim has switched itself off, see [`MOST_STALLED`].
+    pub suspensions: u64,
     /// Bytes requested by the allocations counted in `contended`, `nested`, `table_full` and `unproven`. Atomic.
     pub lost_bytes: u64,
 }
-const _: () = assert!(size_of::<Counters>() == 14 * 8);
+const _: () = assert!(size_of::<Counters>() == 15 * 8);
 
 /// What one thread needs on the fast path. Found by a hash of the thread pointer; `owner` says whose it is now.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -378,13 +383,13 @@ pub struct Control {
     /// What went wrong, and how often.
     pub counters: Counters,
     /// Nothing.
-    pub reserved6: [u64; 2],
+    pub reserved6: [u64; 1],
     /// Addresses whose free could not take the lock, 0 = empty. Atomic.
     pub deferred: [u64; DEFERRED],
     /// Keeps what follows aligned.
     pub config: Config,
     /// Nothing; makes the struct whole pages together with what follows.
-    pub reserved7: [u64; 14],
+    pub reserved7: [u64; 13],
     /// Per-thread slots.
     pub slots: [Slot; SLOTS],
     /// Heads of the live table's chains: entry index + 1, 0 = empty. Doubles as the filter of `free`.
@@ -394,7 +399,7 @@ pub struct Control {
 }
 
 const CONTROL_HEAD: usize =
-    64 * 6 + size_of::<Counters>() + 16 + DEFERRED * 8 + size_of::<Config>() + 14 * 8 + SLOTS * 64 + BUCKETS * 4;
+    64 * 6 + size_of::<Counters>() + 8 + DEFERRED * 8 + size_of::<Config>() + 13 * 8 + SLOTS * 64 + BUCKETS * 4;
 const CONTROL_FILL: usize = (CONTROL_HEAD.next_multiple_of(4096) - CONTROL_HEAD) / 8;
 const _: () = assert!(size_of::<Control>().is_multiple_of(4096));
 const _: () = assert!(core::mem::offset_of!(Control, slots).is_multiple_of(64));

@@ -17,6 +17,8 @@ pub mod kind {
     pub const STACK: u16 = 3;
     /// [`super::Code`], then segments
     pub const CODE: u16 = 4;
+    /// Only a head; flags 1: no code id given so far will come again, flags 2: no stack id will.
+    pub const FORGET: u16 = 5;
 }
 
 /// Most frames of a stack that are kept: the inner half and the outer half of a deeper one.
@@ -99,8 +101,10 @@ pub struct Code {
     pub id: u64,
     /// Its address at that time.
     pub address: u64,
+    /// Id of the code object that was there before and is no more, or 0.
+    pub replaces: u64,
 }
-const _: () = assert!(size_of::<Code>() == 24);
+const _: () = assert!(size_of::<Code>() == 32);
 
 /// A piece of the target's memory that a [`Code`] record carries; `len` bytes follow, padded to eight.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]

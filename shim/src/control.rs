@@ -282,6 +282,5 @@ extern "C" fn stop() {
             }
         }
     }
-    control!(small_countdown).store(sampler::NEVER as u64, Ordering::Relaxed);
     done(StartStatus::Stopped, foreign);
 }

@@ -181,10 +181,14 @@ unsafe fn fingerprint(code: u64) -> u64 {
         let version = layout!(code_version);
         if version != u64::from(PyLayout::ABSENT) {
             add(u64::from(peek::<u32>(code, version)));
-        }
-        if plausible(name) {
-            add(peek(name, layout!(str_hash)));
-            add(peek(name, layout!(str_length)));
+        } else {
+            // Without a version number the names themselves tell: `code.replace` and generated code make objects that
+            // agree in all addresses.
+            add(string_hash(name));
+            add(string_hash(peek(code, layout!(code_filename))));
+            if layout!(code_qualname) != u64::from(PyLayout::ABSENT) {
+                add(string_hash(peek(code, layout!(code_qualname))));
+            }
         }
         if plausible(lines) {
             let len: u64 = peek(lines, layout!(var_size));
@@ -196,6 +200,72 @@ unsafe fn fingerprint(code: u64) -> u64 {
         }
     }
     hash
+}
+
+/// A hash of a string's content: the one that it keeps itself, or one made here of its first and last characters (all of
+/// them, up to 512 bytes).
+///
+/// # Safety
+/// `object` is a live `str` or implausible.
+unsafe fn string_hash(object: u64) -> u64 {
+    const UNKNOWN: u64 = u64::MAX;
+    const END: u64 = 256;
+    if !plausible(object) {
+        return 0;
+    }
+    // SAFETY: a live str has this field.
+    let known: u64 = unsafe { peek(object, layout!(str_hash)) };
+    if known != UNKNOWN {
+        return known;
+    }
+    // SAFETY: by the caller's contract.
+    let (data, len) = unsafe { characters(object) };
+    if !mappable(data) {
+        return len;
+    }
+    let mut hash = len;
+    let mut at = 0;
+    while at < len {
+        if at == END && len > 2 * END {
+            at = len - END;
+        }
+        // SAFETY: `at + 8` may reach beyond the last character only within the terminating zero's word: the bytes of the
+        // tail are read one by one.
+        unsafe {
+            if len - at >= 8 {
+                hash = mix(hash ^ peek::<u64>(data, at));
+                at += 8;
+            } else {
+                hash = mix(hash ^ u64::from(peek::<u8>(data, at)));
+                at += 1;
+            }
+        }
+    }
+    hash
+}
+
+/// Where a string's characters are, and how many bytes they take.
+///
+/// # Safety
+/// `object` is a live `str`.
+unsafe fn characters(object: u64) -> (u64, u64) {
+    // SAFETY: a live str has this header.
+    let (length, state): (u64, u32) = unsafe { (peek(object, layout!(str_length)), peek(object, layout!(str_state))) };
+    let bits = state >> (layout!(str_kind_bit) as u32 & 31);
+    let bytes = if length < 1 << 40 {
+        length * u64::from(bits & 7)
+    } else {
+        0
+    };
+    let data = if bits & 8 == 0 {
+        // SAFETY: a str that is not compact has the pointer to its characters there.
+        unsafe { peek(object, layout!(str_compact_data)) }
+    } else if bits & 16 != 0 {
+        object + layout!(str_ascii_data)
+    } else {
+        object + layout!(str_compact_data)
+    };
+    (data, bytes)
 }
 
 /// The id of a code object; a new one is announced in the ring first. `None` when the ring is full.
@@ -213,7 +283,8 @@ fn code_id(code: u64) -> Option<u64> {
         }
         if known.address == 0 || known.address == code {
             let id = control!(last_code).load(Ordering::Relaxed) + 1;
-            if !announce_code(code, id) {
+            let replaces = if known.address == code { known.id } else { 0 };
+            if !announce_code(code, id, replaces) {
                 return None;
             }
             control!(last_code).store(id, Ordering::Relaxed);
@@ -225,22 +296,47 @@ fn code_id(code: u64) -> Option<u64> {
                 id,
             };
             if used > len / 4 * 3 {
-                clear(config!(codes), len * size_of::<KnownCode>() as u64);
-                control!(codes_used).store(0, Ordering::Relaxed);
+                forget_codes(len);
             }
             return Some(id);
         }
         probes += 1;
         if probes > MAX_PROBES {
-            clear(config!(codes), len * size_of::<KnownCode>() as u64);
-            control!(codes_used).store(0, Ordering::Relaxed);
+            forget_codes(len);
             probes = 0;
         }
         at = (at + 1) & (len - 1);
     }
 }
 
-/// Forgets what the host was told: it will be told again, under new ids.
+/// What a FORGET record is about.
+const CODES: u16 = 1;
+const STACKS: u16 = 2;
+
+/// Forgets which code objects the host was told of; it will be told again, under new ids. When the ring is full it is not
+/// told of that, and only keeps more than it needs.
+fn forget_codes(len: u64) {
+    clear(config!(codes), len * size_of::<KnownCode>() as u64);
+    control!(codes_used).store(0, Ordering::Relaxed);
+    ring::push(Head {
+        len: size_of::<Head>() as u32,
+        kind: kind::FORGET,
+        flags: CODES,
+    });
+}
+
+/// The same for stacks.
+fn forget_stacks(len: u64) {
+    clear(config!(stacks), len * size_of::<KnownStack>() as u64);
+    control!(stacks_used).store(0, Ordering::Relaxed);
+    ring::push(Head {
+        len: size_of::<Head>() as u32,
+        kind: kind::FORGET,
+        flags: STACKS,
+    });
+}
+
+/// Zeroes a table.
 fn clear(table: u64, bytes: u64) {
     // SAFETY: the table has that many bytes and is only used under the lock.
     unsafe { core::ptr::write_bytes(table as *mut u8, 0, bytes as usize) };
@@ -258,29 +354,19 @@ unsafe fn string_pieces(object: u64) -> [Piece; 2] {
     if !plausible(object) {
         return [none, none];
     }
-    // SAFETY: a live str has this header.
-    let (length, state): (u64, u32) = unsafe { (peek(object, layout!(str_length)), peek(object, layout!(str_state))) };
-    let bits = state >> (layout!(str_kind_bit) as u32 & 31);
-    let kind = u64::from(bits & 7);
-    let length = if length < 1 << 40 { length } else { 0 };
-    let characters = length * kind;
-    if bits & 8 == 0 {
-        let header = layout!(str_compact_data) + 8;
-        // SAFETY: a str that is not compact has the pointer to its characters there.
-        let data: u64 = unsafe { peek(object, layout!(str_compact_data)) };
-        let data = if mappable(data) {
-            piece(data, characters, MAX_STRING_BYTES)
-        } else {
-            none
-        };
-        return [(object, header, header), data];
+    // SAFETY: by the caller's contract.
+    let (data, bytes) = unsafe { characters(object) };
+    let header = data.wrapping_sub(object);
+    if header == layout!(str_ascii_data) || header == layout!(str_compact_data) {
+        return [piece(object, header + bytes, MAX_STRING_BYTES), none];
     }
-    let header = if bits & 16 != 0 {
-        layout!(str_ascii_data)
+    let header = layout!(str_compact_data) + 8;
+    let data = if mappable(data) {
+        piece(data, bytes, MAX_STRING_BYTES)
     } else {
-        layout!(str_compact_data)
+        none
     };
-    [piece(object, header + characters, MAX_STRING_BYTES), none]
+    [(object, header, header), data]
 }
 
 /// A piece cut at `limit`.
@@ -289,7 +375,7 @@ fn piece(address: u64, full: u64, limit: usize) -> Piece {
 }
 
 /// Copies a code object and what its names and lines need into the ring. False when the ring is full.
-fn announce_code(code: u64, id: u64) -> bool {
+fn announce_code(code: u64, id: u64, replaces: u64) -> bool {
     // SAFETY: `code` is alive (its frame holds it), and with it its names and tables.
     let (name, file, qualified, lines) = unsafe {
         let qualified = if layout!(code_qualname) == u64::from(PyLayout::ABSENT) {
@@ -344,6 +430,7 @@ fn announce_code(code: u64, id: u64) -> bool {
             head,
             id,
             address: code,
+            replaces,
         });
         to = to.add(size_of::<Code>());
         for (address, bytes, full) in pieces {
@@ -405,15 +492,13 @@ pub fn stack_id(thread: u64) -> u64 {
             let used = control!(stacks_used).load(Ordering::Relaxed) + 1;
             control!(stacks_used).store(used, Ordering::Relaxed);
             if used > len / 4 * 3 {
-                clear(config!(stacks), len * size_of::<KnownStack>() as u64);
-                control!(stacks_used).store(0, Ordering::Relaxed);
+                forget_stacks(len);
             }
             return id;
         }
         probes += 1;
         if probes > MAX_PROBES {
-            clear(config!(stacks), len * size_of::<KnownStack>() as u64);
-            control!(stacks_used).store(0, Ordering::Relaxed);
+            forget_stacks(len);
             probes = 0;
         }
         at = (at + 1) & (len - 1);

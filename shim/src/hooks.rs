@@ -9,7 +9,7 @@
 //! The fast path is assembly, so that it stays what it is: a subtraction, a branch, a jump. Its listing is a golden file
 //! of `scripts/check-shim`.
 
-use crate::sampler::{NEVER, draw, mix, random};
+use crate::sampler::{NEVER, draw, draw_idle, mix, random};
 use crate::state::{CONTROL, ORIGINALS, SlotWords, control, count, is_on, original, slot};
 use crate::sys::thread;
 use crate::{live, sample};
@@ -137,7 +137,7 @@ fn my_slot(thread: u64) -> &'static SlotWords {
 #[cold]
 #[inline(never)]
 fn claim_slot(thread: u64, home: usize) -> &'static SlotWords {
-    let fresh = if is_on() { draw() } else { NEVER };
+    let fresh = draw_idle();
     let start = (mix(thread ^ random()) & 3) as usize;
     for round in 0..2 {
         for step in 0..4 {
@@ -172,8 +172,7 @@ fn takes_mark(mine: &SlotWords, size: usize) -> bool {
         mine.countdown.store(left, Ordering::Relaxed);
         return false;
     }
-    mine.countdown
-        .store(if is_on() { draw() } else { NEVER }, Ordering::Relaxed);
+    mine.countdown.store(draw_idle(), Ordering::Relaxed);
     is_on()
 }
 
@@ -234,7 +233,7 @@ extern "C" fn raw_malloc(_ctx: u64, _size: usize) -> Block {
 /// looked at was ours.
 fn raw_is_sampled(thread: u64, size: usize) -> bool {
     if !is_on() {
-        my_slot(thread).countdown.store(NEVER, Ordering::Relaxed);
+        my_slot(thread).countdown.store(draw_idle(), Ordering::Relaxed);
         return false;
     }
     let home = slot(table::slot(thread));
@@ -453,7 +452,7 @@ extern "C" fn large_calloc<const DOMAIN: u8>(ctx: u64, count: usize, size: usize
 fn routed(size: usize, domain: u8, route: impl FnOnce() -> Block, plain: impl FnOnce() -> Block) -> Block {
     let _in = InFlight::new();
     if !is_on() {
-        control!(small_countdown).store(NEVER as u64, Ordering::Relaxed);
+        control!(small_countdown).store(draw_idle() as u64, Ordering::Relaxed);
         return plain();
     }
     control!(small_countdown).store(draw() as u64, Ordering::Relaxed);

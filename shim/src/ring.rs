@@ -1,6 +1,6 @@
 //! The producer's side of the ring. Everything here runs under the lock.
 
-use crate::state::{config, control};
+use crate::state::{config, control, count};
 use core::sync::atomic::{Ordering, fence};
 use pyheap_protocol::control::MOST_STALLED;
 use pyheap_protocol::record::{Head, kind};
@@ -58,11 +58,13 @@ pub fn begin(len: u64) -> Option<Reserved> {
 }
 
 /// Counts records that nobody makes room for. The host is gone, or has been stopped for very long: from some number on the
-/// shim is of no use to anybody, and becomes a pass-through.
+/// shim is of no use to anybody, and becomes a pass-through. A host that comes back opens the gate again.
 fn stall() {
     let stalled = control!(stalled).load(Ordering::Relaxed) + 1;
     control!(stalled).store(stalled, Ordering::Relaxed);
     if stalled > MOST_STALLED {
+        control!(stalled).store(0, Ordering::Relaxed);
+        count!(suspensions);
         control!(gate).store(0, Ordering::Release);
     }
 }

@@ -1,6 +1,6 @@
 //! The lock, and what is done under it: entering a sample, taking one out.
 
-use crate::state::{control, count};
+use crate::state::{config, control, count};
 use crate::{frames, live, ring};
 use core::sync::atomic::Ordering;
 use pyheap_protocol::control::Control;
@@ -41,9 +41,20 @@ fn unlock() {
     control!(lock).store(0, Ordering::Release);
 }
 
+/// True while the interpreter shuts down. It then frees nearly everything, which says nothing about the program: the set of
+/// live samples stays as it was when that began.
+fn is_finalizing() -> bool {
+    let address = config!(finalizing);
+    // SAFETY: the host gives the address of a pointer within `_PyRuntime`, which lives as long as the process.
+    address != 0 && unsafe { (address as *const u64).read_volatile() } != 0
+}
+
 /// Enters a freshly allocated block of `size` bytes (as asked for) as a sample.
 #[inline(never)]
 pub fn enter(address: u64, size: u64, domain: u8, thread: u64) {
+    if is_finalizing() {
+        return;
+    }
     match ask(thread) {
         Ask::Got => {}
         Ask::Nested => {
@@ -68,6 +79,9 @@ pub fn enter(address: u64, size: u64, domain: u8, thread: u64) {
 /// The block is about to be freed or moved: takes its sample out and says what it was.
 #[inline(never)]
 pub fn leave(address: u64, thread: u64) -> Option<live::Removed> {
+    if is_finalizing() {
+        return None;
+    }
     match ask(thread) {
         Ask::Got => {
             let removed = take_out(address);

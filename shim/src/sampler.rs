@@ -16,6 +16,12 @@ pub fn draw() -> i64 {
     gap(config!(period), random())
 }
 
+/// The distance to draw while nothing is sampled: an ordinary one, so that sampling goes on by itself when the gate opens
+/// again, or, in a forked child (which finds no period), one that never ends.
+pub fn draw_idle() -> i64 {
+    if config!(period) == 0 { NEVER } else { draw() }
+}
+
 /// 64 random bits: splitmix64 over a shared counter, so that no lock is needed.
 pub fn random() -> u64 {
     const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;

@@ -512,6 +512,7 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
         .unwrap_or(0..0);
     Ok(Config {
         period: options.period,
+        finalizing: interpreter.runtime.0 + interpreter.layout.runtime.finalizing,
         seed: rand::random(),
         allocators: table.unwrap_or(0),
         get_allocator: get.0,

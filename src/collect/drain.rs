@@ -16,6 +16,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Pause between two looks at the ring. At 10 ms the reading costs a fifth of a percent of a core at 5,000 samples a
 /// second, and the ring holds far more than comes in that time.
 pub const PAUSE: Duration = Duration::from_millis(10);
+/// The table is copied this often at most: it can be tens of MiB, and when the ring overflows it does so all the time.
+const RECONCILE: Duration = Duration::from_millis(200);
 /// The ring is looked at again at once when this share of it was full.
 const BUSY_SHARE: u64 = 4;
 
@@ -56,6 +58,7 @@ pub struct Drain {
     slab_entries: u64,
     position: u64,
     seen: Counters,
+    reconciled: Option<Instant>,
     started: Instant,
 }
 
@@ -87,6 +90,7 @@ impl Drain {
             slab_entries: places.slab_entries,
             position: 0,
             seen: Counters::default(),
+            reconciled: None,
             started,
         }
     }
@@ -98,7 +102,7 @@ impl Drain {
             // A resolver that is behind leaves the rest in the ring: that is what the ring is for.
             let full = out.is_full() && !stopping;
             if !full {
-                match self.round(out) {
+                match self.round(out, stopping) {
                     Ok(true) if !stopping => continue,
                     Ok(_) => {}
                     Err(ended) => return ended,
@@ -112,7 +116,7 @@ impl Drain {
     }
 
     /// One look. True if there was so much that it is worth looking again at once.
-    fn round(&mut self, out: &Sender<Chunk>) -> Result<bool, Ended> {
+    fn round(&mut self, out: &Sender<Chunk>, last: bool) -> Result<bool, Ended> {
         let at = self.started.elapsed();
         let head = self.memory.read_u64(self.head).map_err(Ended::Gone)?;
         let bytes = self.take(head)?;
@@ -120,8 +124,10 @@ impl Drain {
         send(out, Chunk::Records { at, bytes })?;
         let counters = self.read_counters().map_err(Ended::Gone)?;
         let lost = |c: &Counters| (c.lost_allocs, c.lost_frees, c.dropped_frees);
-        if lost(&counters) != lost(&self.seen) {
+        let due = last || self.reconciled.is_none_or(|then| then.elapsed() >= RECONCILE);
+        if due && lost(&counters) != lost(&self.seen) {
             self.seen = counters;
+            self.reconciled = Some(Instant::now());
             self.reconcile(out)?;
         }
         Ok(busy)

@@ -1,6 +1,6 @@
 //! The model of what is live now: sampled, and what it stands for.
 
-use super::names::NamedStack;
+use super::tree::NamedFrame;
 use crate::profile::sampling;
 use std::collections::HashMap;
 
@@ -55,8 +55,8 @@ impl Estimate {
 /// One allocation trace.
 #[derive(Debug, Clone)]
 pub struct Trace {
-    /// Its frames.
-    pub stack: NamedStack,
+    /// The allocating line.
+    pub site: NamedFrame,
     /// Allocator domain.
     pub domain: u8,
     /// What is live of it.
@@ -76,6 +76,8 @@ pub struct Live {
     pub sampled: u64,
     /// Frames that could not be named.
     pub unresolved: u64,
+    /// Stacks that there was no memory to keep.
+    pub not_kept: u64,
 }
 
 impl Live {
@@ -90,6 +92,7 @@ impl Live {
             total,
             sampled: 0,
             unresolved: 0,
+            not_kept: 0,
         }
     }
 
@@ -138,7 +141,11 @@ mod tests {
     fn what_has_gone_leaves_exactly_nothing() {
         let mut live = Live::new(131_072);
         let trace = Trace {
-            stack: Vec::new().into(),
+            site: NamedFrame {
+                file: "f.py".into(),
+                line: 1,
+                function: "f".into(),
+            },
             domain: 0,
             live: Estimate::default(),
         };

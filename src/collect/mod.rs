@@ -9,6 +9,7 @@ pub mod live;
 pub mod names;
 pub mod recorder;
 pub mod resolve;
+pub mod tree;
 
 pub use live::Live;
 pub use recorder::{Outcome, Recorder, Stop};

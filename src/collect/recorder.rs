@@ -2,8 +2,10 @@
 
 use super::drain::{self, Drain};
 use super::live::Live;
-use super::names::{NamedFrame, Names};
+use super::names::Names;
 use super::resolve::{Event, Resolver, lock};
+use super::tree::NamedFrame;
+use crate::attach::interpreter::Phase;
 use crate::attach::process::MemoryUse;
 use crate::attach::session::{self, Session};
 use crate::profile::facts::{EndReason, Losses, MemorySample};
@@ -25,6 +27,9 @@ const FLUSH: Duration = Duration::from_millis(500);
 /// Buffered bytes at which the writer does not wait for that.
 const FLUSH_BYTES: usize = 1 << 20;
 
+/// Seconds after which an interpreter that shuts down is taken for gone although its process lives on (it was embedded).
+const LONG_SHUTDOWN: u32 = 3;
+
 /// Why a recording has to end by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
@@ -34,8 +39,8 @@ pub enum Stop {
     TargetReplaced,
     /// The files cannot be written any more.
     WriteFailed(String),
-    /// The shim has switched itself off: its ring had been full for too long, nobody having emptied it.
-    Suspended,
+    /// The interpreter was shut down, but its process lives on.
+    ShutDown,
     /// The target's records make no sense.
     Damaged,
     /// Another tool has taken our hooks out.
@@ -50,7 +55,7 @@ impl Stop {
             Self::TargetGone => "the target has ended".to_owned(),
             Self::TargetReplaced => "the target has become another program (exec)".to_owned(),
             Self::WriteFailed(error) => format!("the files cannot be written: {error}"),
-            Self::Suspended => "pyheap was stopped for so long that the hooks switched themselves off".to_owned(),
+            Self::ShutDown => "the interpreter has been shut down".to_owned(),
             Self::Damaged => "the target's records are damaged".to_owned(),
             Self::HooksLost => {
                 "another tool (tracemalloc, for example) has taken our hooks out of the allocators".to_owned()
@@ -95,6 +100,8 @@ pub struct Recorder {
     last_counters: Counters,
     written_losses: Losses,
     heartbeat: u64,
+    /// Seconds for which the interpreter has been shutting down.
+    finalizing: u32,
 }
 
 impl Recorder {
@@ -142,6 +149,7 @@ impl Recorder {
             last_counters: Counters::default(),
             written_losses: Losses::default(),
             heartbeat: 0,
+            finalizing: 0,
         })
     }
 
@@ -187,11 +195,20 @@ impl Recorder {
         let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
         self.note_memory(session);
         self.note_losses(session);
-        if memory
-            .read_u64(session.control(offset_of!(Control, gate)))
-            .is_ok_and(|gate| gate != 1)
-        {
-            return Some(Stop::Suspended);
+        let gate = session.control(offset_of!(Control, gate));
+        if memory.read_u64(gate).is_ok_and(|gate| gate == 0) {
+            // The ring had been full for so long that the shim took us for gone. We are not: go on. What was allocated
+            // meanwhile was not sampled, which the losses say; what was freed was seen.
+            let _ = memory.write(gate, &1_u64.to_le_bytes());
+        }
+        let phase = session.target.interpreter.phase(&memory);
+        self.finalizing = if matches!(phase, Ok(Phase::Running) | Err(_)) {
+            0
+        } else {
+            self.finalizing + 1
+        };
+        if self.finalizing >= LONG_SHUTDOWN {
+            return Some(Stop::ShutDown);
         }
         match session.hooks_in_place() {
             Ok(domains) if domains.contains(&Some(false)) => Some(Stop::HooksLost),
@@ -215,7 +232,7 @@ impl Recorder {
         if let Ok(counters) = Drain::new(session, self.started).read_counters() {
             self.last_counters = counters;
         }
-        let losses = losses(&self.last_counters, lock(&self.live).unresolved);
+        let losses = losses(&self.last_counters, &lock(&self.live));
         if losses != self.written_losses {
             self.written_losses = losses.clone();
             self.tell(Write::Losses(self.elapsed(), losses));
@@ -253,7 +270,7 @@ impl Recorder {
 
 /// The losses worth telling, by name; `docs/format.md` lists them.
 #[must_use]
-pub fn losses(counters: &Counters, unresolved_frames: u64) -> Losses {
+pub fn losses(counters: &Counters, live: &Live) -> Losses {
     let named = [
         ("events_lost_ring_full", counters.lost_allocs + counters.lost_frees),
         ("stacks_lost_ring_full", counters.lost_stacks),
@@ -263,7 +280,9 @@ pub fn losses(counters: &Counters, unresolved_frames: u64) -> Losses {
         ("samples_not_proven", counters.unproven),
         ("frees_missed", counters.missed_frees + counters.dropped_frees),
         ("bytes_in_lost_samples", counters.lost_bytes),
-        ("frames_not_named", unresolved_frames),
+        ("frames_not_named", live.unresolved),
+        ("stacks_not_kept", live.not_kept),
+        ("times_switched_off_ring_full", counters.suspensions),
     ];
     Losses(
         named
@@ -288,7 +307,7 @@ fn write(
         let Some(open) = files.as_mut().filter(|_| error.is_none()) else {
             // Nothing to write to: take the messages all the same, so that nobody waits.
             if ended {
-                return (0, error);
+                return (files.map_or(0, |files| files.event_count()), error);
             }
             next_flush = Instant::now() + FLUSH;
             continue;

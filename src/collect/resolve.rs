@@ -2,7 +2,8 @@
 
 use super::drain::Chunk;
 use super::live::{Estimate, Live, Trace};
-use super::names::{NamedStack, Names};
+use super::names::Names;
+use super::tree::{NamedFrame, StackNode};
 use crossbeam_channel::Receiver;
 use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::ring;
@@ -14,8 +15,8 @@ use zerocopy::FromBytes;
 /// What the writer gets.
 #[derive(Debug)]
 pub enum Event {
-    /// A trace seen for the first time: its index is one more than that of the trace before.
-    Trace(NamedStack),
+    /// A trace seen for the first time, innermost frame first: its index is one more than that of the trace before.
+    Trace(Vec<NamedFrame>),
     /// An allocation was sampled.
     Alloc {
         /// Since the start.
@@ -43,7 +44,7 @@ pub enum Event {
 pub struct Resolver {
     names: Names,
     live: Arc<Mutex<Live>>,
-    traces: HashMap<(NamedStack, u8), u32>,
+    traces: HashMap<(StackNode, u8), u32>,
     /// The trace of a stack id in a domain: saves hashing whole stacks.
     by_id: HashMap<(u64, u8), u32>,
 }
@@ -98,7 +99,11 @@ impl Resolver {
                     }
                 }
             }
-            lock(&self.live).unresolved = self.names.unresolved;
+            {
+                let mut live = lock(&self.live);
+                live.unresolved = self.names.unresolved;
+                live.not_kept = self.names.not_kept;
+            }
             if !events.is_empty() && !send(events) {
                 break;
             }
@@ -115,6 +120,7 @@ impl Resolver {
             match head.kind {
                 kind::CODE => self.names.code(record),
                 kind::STACK => self.names.stack(record),
+                kind::FORGET if self.names.forget(head.flags) => self.by_id.clear(),
                 kind::ALLOC => {
                     if let Ok(found) = record::Alloc::read_from_bytes(record) {
                         let domain = (found.head.flags & 3) as u8;
@@ -137,17 +143,26 @@ impl Resolver {
         if let Some(&known) = self.by_id.get(&(stack, domain)) {
             return known;
         }
-        let named = self.names.named(stack);
-        let next = u32::try_from(self.traces.len() + 1).unwrap_or(0);
-        let index = *self.traces.entry((Arc::clone(&named), domain)).or_insert_with(|| {
-            events.push(Event::Trace(Arc::clone(&named)));
-            model.traces.push(Trace {
-                stack: named,
-                domain,
-                live: Estimate::default(),
-            });
-            next
-        });
+        let node = self.names.named(stack);
+        let index = match self.traces.get(&(node, domain)) {
+            Some(&known) => known,
+            None => {
+                let frames: Vec<NamedFrame> = self.names.tree.frames(node).cloned().collect();
+                // Every stack has a frame, if only a marker.
+                let Some(site) = frames.first().cloned() else {
+                    return 0;
+                };
+                let next = u32::try_from(self.traces.len() + 1).unwrap_or(0);
+                self.traces.insert((node, domain), next);
+                events.push(Event::Trace(frames));
+                model.traces.push(Trace {
+                    site,
+                    domain,
+                    live: Estimate::default(),
+                });
+                next
+            }
+        };
         self.by_id.insert((stack, domain), index);
         index
     }

@@ -71,6 +71,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let first = MemoryUse::of(pid).map_or(0, |memory| memory.rss_bytes);
     let terminal = std::io::stdout().is_terminal();
     let (mut next_second, mut next_view) = (Duration::ZERO, args.interval);
+    let mut output_error = None;
     let ended = loop {
         if stop.load(Ordering::Acquire) || args.duration.is_some_and(|duration| recorder.elapsed() >= duration) {
             break None;
@@ -89,7 +90,8 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             next_view = elapsed + args.interval;
             let text = view(&session, &recorder, first);
             let text = if terminal { format!("\x1b[H\x1b[2J{text}") } else { text };
-            if to_stdout(&text).is_err() {
+            if let Err(error) = to_stdout(&text) {
+                output_error = Some(error);
                 break None;
             }
         }
@@ -110,7 +112,9 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         None => {
             detach(session)?;
             note(&format!("detached from PID {pid}"));
-            Ok(())
+            output_error.map_or(Ok(()), |error| {
+                Err(Failure::failed(format!("cannot write the view: {error}")).into())
+            })
         }
     }
 }
@@ -119,7 +123,7 @@ fn view(session: &Session, recorder: &Recorder, rss_first: u64) -> String {
     let facts = &session.target.facts;
     let rss = MemoryUse::of(facts.id.pid).map_or(0, |memory| memory.rss_bytes);
     let live = lock(&recorder.live);
-    let losses = crate::collect::recorder::losses(&recorder.counters(), live.unresolved);
+    let losses = crate::collect::recorder::losses(&recorder.counters(), &live);
     let lost: String = losses
         .0
         .iter()
@@ -166,9 +170,10 @@ fn view(session: &Session, recorder: &Recorder, rss_first: u64) -> String {
 fn sites(live: &Live) -> Vec<(String, Estimate)> {
     let mut by_line: HashMap<(&str, u32, &str), Estimate> = HashMap::new();
     for trace in &live.traces {
-        let Some(frame) = trace.stack.first().filter(|_| trace.live.samples > 0) else {
+        if trace.live.samples == 0 {
             continue;
-        };
+        }
+        let frame = &trace.site;
         let sum = by_line.entry((&frame.file, frame.line, &frame.function)).or_default();
         sum.samples += trace.live.samples;
         sum.bytes += trace.live.bytes;

@@ -2,7 +2,7 @@
 
 use super::failure::{Failure, code};
 use crate::attach::candidates::{self, Candidate};
-use crate::attach::{Target, preflight, process};
+use crate::attach::{FindError, Refusal, Target, preflight, process};
 use crate::report::human;
 use crate::ui::output::note;
 use std::io::{IsTerminal, Write};
@@ -10,8 +10,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Pause between two looks at a program that has just been started.
+/// First pause between two looks at a program that has just been started; it grows by a tenth each time.
 const LOOK: Duration = Duration::from_millis(1);
+/// Longest pause.
+const LONGEST_LOOK: Duration = Duration::from_millis(50);
+/// A Python that cannot be attached to for this long after it was seen will not change: a launcher would have become
+/// another program by then.
+const HOPE: Duration = Duration::from_secs(1);
 /// After this time without an interpreter we say what we are waiting for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -85,6 +90,17 @@ fn ask(candidates: &[&Candidate]) -> Result<Target, Failure> {
     }
 }
 
+/// The exit code of refusals of a kind of program.
+const UNSUPPORTED: u8 = 5;
+
+/// True for a refusal that has recognised another Python, and not merely found none.
+fn is_named(refusal: &Refusal) -> bool {
+    !matches!(
+        refusal,
+        Refusal::Python(FindError::NotPython { .. }) | Refusal::KernelThread { .. }
+    )
+}
+
 /// A program that we have started.
 #[derive(Debug)]
 pub struct Started {
@@ -152,31 +168,67 @@ impl Started {
     /// When it ends before, or its Python is one that cannot be attached to, or `stop` is set.
     pub fn wait_for_python(&mut self, stop: &AtomicBool) -> Result<Target, Failure> {
         let started = Instant::now();
-        let mut said = false;
+        let (mut said, mut seen_unsupported, mut pause) = (false, None, LOOK);
         loop {
             if let Some(status) = self.ended() {
                 return Err(Failure::failed(format!(
-                    "{} ended before a Python interpreter was up: {status}",
+                    "{} ended before its interpreter was up long enough to attach to: {status}",
                     self.name
                 )));
             }
             if stop.load(Ordering::Acquire) {
-                return Err(Failure::failed("interrupted while waiting for a Python interpreter"));
+                let pid = self.pid();
+                return Err(Failure::failed(format!(
+                    "interrupted while waiting for a Python interpreter; {} goes on as process {pid}",
+                    self.name
+                )));
             }
             let mut refusal = None;
             for pid in std::iter::once(self.pid()).chain(process::descendants(self.pid())) {
                 match preflight::check(pid) {
                     Ok(target) => return Ok(target),
-                    Err(error) if candidates::looks_like_python(pid) => refusal = Some(error),
+                    Err(error)
+                        if candidates::looks_like_python(pid)
+                            || error.exit_code() == UNSUPPORTED && is_named(&error) =>
+                    {
+                        refusal = Some(error);
+                    }
                     Err(_) => {}
                 }
             }
             if started.elapsed() > PATIENCE && !said {
                 said = true;
-                let why = refusal.map_or_else(String::new, |refusal| format!(" ({refusal})"));
+                let why = refusal
+                    .as_ref()
+                    .map_or_else(String::new, |refusal| format!(" ({refusal})"));
                 note(&format!("waiting for a Python interpreter in {}{why}", self.name));
             }
-            std::thread::sleep(LOOK);
+            match &refusal {
+                Some(error) if error.exit_code() == UNSUPPORTED => {
+                    if seen_unsupported.get_or_insert_with(Instant::now).elapsed() > HOPE
+                        && let Some(refusal) = refusal
+                    {
+                        note(&format!("{} goes on as process {}", self.name, self.pid()));
+                        return Err(refusal.into());
+                    }
+                }
+                _ => seen_unsupported = None,
+            }
+            std::thread::sleep(pause);
+            pause = (pause + pause / 10).min(LONGEST_LOOK);
+        }
+    }
+
+    /// How it ended, after it has been seen to be ending: a process with much memory takes a while for it.
+    pub fn wait_for_end(&mut self) -> Option<ExitStatus> {
+        const LONGEST: Duration = Duration::from_secs(5);
+        let started = Instant::now();
+        loop {
+            match self.ended() {
+                Some(status) => return Some(status),
+                None if started.elapsed() > LONGEST => return None,
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
         }
     }
 

@@ -99,6 +99,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         period: 128 << 10,
         suffix: Default::default(),
         verbose: true,
+        temporary: args.keep.is_none(),
         command: Vec::new(),
     };
     record::record(&recording, target, None, &stop)?;

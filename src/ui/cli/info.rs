@@ -31,6 +31,8 @@ pub struct Args {
 struct Process {
     pid: i32,
     attachable: bool,
+    /// Whether its memory may be looked at.
+    visible: bool,
     python: Option<String>,
     why_not: Option<String>,
     regions: Vec<Region>,
@@ -101,6 +103,7 @@ fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
     let found = Process {
         pid,
         attachable: checked.is_ok(),
+        visible: !matches!(checked, Err(Refusal::NotPermitted { .. })),
         python: checked
             .as_ref()
             .ok()
@@ -146,7 +149,11 @@ fn render(found: &Process) -> String {
         (None, None) => format!("process {pid}\n"),
     };
     if found.regions.is_empty() {
-        text += "nothing of pyheap is in it\n";
+        text += if found.visible {
+            "nothing of pyheap is in it\n"
+        } else {
+            "whether pyheap is in it cannot be seen without rights\n"
+        };
     }
     for PrivateCode {
         mapping: (start, end),

@@ -67,6 +67,10 @@ pub struct Args {
     #[arg(long, short)]
     pub verbose: bool,
 
+    /// The files will not be there for long: do not point at them.
+    #[arg(skip)]
+    pub temporary: bool,
+
     /// Start this program and record it from the moment its interpreter is up.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
@@ -126,6 +130,13 @@ fn check_writable(args: &Args) -> Result<(), Failure> {
     for part in [Part::Traces, Part::Events, Part::Sidecar] {
         let path = names.path(part);
         let existed = path.exists();
+        if existed && !path.is_file() {
+            let text = format!(
+                "cannot write {}: it is no regular file; choose another place with -o",
+                path.display()
+            );
+            return Err(Failure::failed(text));
+        }
         std::fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -186,6 +197,7 @@ pub fn record(
         }
     };
     let names = files.names().clone();
+    let made = Part::ALL.map(|part| identity_of(&names.path(part)));
     let mut recorder = match Recorder::start(&session, Some(files), begun) {
         Ok(recorder) => recorder,
         Err(error) => {
@@ -215,12 +227,20 @@ pub fn record(
         }
         _ => detach(session),
     };
-    report(&outcome, &reason, &names, &crate::collect::resolve::lock(&live).total);
+    report(
+        args,
+        &outcome,
+        &reason,
+        &names,
+        &crate::collect::resolve::lock(&live).total,
+    );
     let failed = match stopped {
-        None | Some(Stop::TargetGone | Stop::TargetReplaced) => None,
+        None | Some(Stop::TargetGone | Stop::TargetReplaced | Stop::ShutDown) => None,
         Some(other) => Some(other.describe()),
     };
     let failed = outcome.write_error.as_ref().map(|error| chain(error)).or(failed);
+    let failed =
+        failed.or_else(|| removed(&names, &made).map(|path| format!("{} was removed meanwhile", path.display())));
     cured?;
     match failed {
         Some(why) => Err(Failure::failed(format!(
@@ -229,6 +249,21 @@ pub fn record(
         ))),
         None => Ok(()),
     }
+}
+
+/// Device and inode of a file that is there.
+fn identity_of(path: &std::path::Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// The first of our files that does not stand under its name any more.
+fn removed<const N: usize>(names: &ProfileNames, made: &[Option<(u64, u64)>; N]) -> Option<PathBuf> {
+    let mut parts = Part::ALL.into_iter().zip(made).filter(|(_, was)| was.is_some());
+    parts.find_map(|(part, was)| {
+        let path = names.path(part);
+        (identity_of(&path) != *was).then_some(path)
+    })
 }
 
 /// An attach can fail because the process has ended meanwhile.
@@ -304,7 +339,7 @@ fn progress(args: &Args, recorder: &Recorder) -> String {
         Some(duration) => format!("{} left", Human(duration.saturating_sub(elapsed))),
         None => "until Ctrl-C".to_owned(),
     };
-    let losses = crate::collect::recorder::losses(&recorder.counters(), live.unresolved);
+    let losses = crate::collect::recorder::losses(&recorder.counters(), &live);
     let lost = match losses.0.iter().next() {
         None => "nothing lost".to_owned(),
         Some((name, count)) => format!("{name} {count}"),
@@ -321,7 +356,7 @@ fn progress(args: &Args, recorder: &Recorder) -> String {
 fn end_reason(stop: &Stop, program: Option<&mut Started>) -> EndReason {
     match stop {
         Stop::TargetGone => {
-            let status = program.and_then(|program| program.ended());
+            let status = program.and_then(|program| program.wait_for_end());
             match status.and_then(|status| status.signal()) {
                 Some(signal) => EndReason::TargetKilled { signal },
                 None => EndReason::TargetExited {
@@ -330,6 +365,7 @@ fn end_reason(stop: &Stop, program: Option<&mut Started>) -> EndReason {
             }
         }
         Stop::TargetReplaced => EndReason::TargetReplaced,
+        Stop::ShutDown => EndReason::TargetExited { code: None },
         other => EndReason::Failed {
             error: other.describe(),
         },
@@ -395,7 +431,13 @@ fn facts(session: &Session) -> Facts {
     }
 }
 
-fn report(outcome: &Outcome, reason: &EndReason, names: &ProfileNames, total: &crate::collect::live::Estimate) {
+fn report(
+    args: &Args,
+    outcome: &Outcome,
+    reason: &EndReason,
+    names: &ProfileNames,
+    total: &crate::collect::live::Estimate,
+) {
     let end = crate::profile::facts::End::new(0, reason).describe();
     note(&format!(
         "recorded {} ({end}): {} events, live since the attach {} ± {}",
@@ -404,5 +446,7 @@ fn report(outcome: &Outcome, reason: &EndReason, names: &ProfileNames, total: &c
         human::bytes(total.bytes),
         human::bytes(total.error95()),
     ));
-    note(&format!("look at it with: pyheap top {}", names.base().display()));
+    if !args.temporary {
+        note(&format!("look at it with: pyheap top {}", names.base().display()));
+    }
 }
