@@ -109,11 +109,12 @@ pub fn enter_again(address: u64, was: live::Removed, thread: u64) {
 
 fn put_in(address: u64, size: u64, stack: u64, domain: u8, thread: u64) {
     let id = control!(last_id).load(Ordering::Relaxed) + 1;
-    control!(last_id).store(id, Ordering::Relaxed);
     if !live::insert(id, address, size, stack, thread, domain) {
         count!(lost_bytes, size);
         return;
     }
+    // Only now: who reads this id finds its entry in the table, or it has been freed.
+    control!(last_id).store(id, Ordering::Release);
     count!(samples);
     let head = Head {
         len: size_of::<Alloc>() as u32,

@@ -41,6 +41,8 @@ pub enum Chunk {
         coming: HashSet<u64>,
         /// Ids whose free comes there.
         going: HashSet<u64>,
+        /// The last id that was given before the entries were copied.
+        last_id: u64,
     },
 }
 
@@ -52,6 +54,7 @@ pub struct Drain {
     tail: RemoteAddr,
     counters: RemoteAddr,
     slab_used: RemoteAddr,
+    last_id: RemoteAddr,
     ring: u64,
     ring_len: u64,
     slab: u64,
@@ -84,6 +87,7 @@ impl Drain {
             tail: session.control(offset_of!(Control, ring_tail)),
             counters: session.control(offset_of!(Control, counters)),
             slab_used: session.control(offset_of!(Control, slab_used)),
+            last_id: session.control(offset_of!(Control, last_id)),
             ring: places.ring,
             ring_len: places.ring_len,
             slab: places.slab,
@@ -168,7 +172,13 @@ impl Drain {
     }
 
     /// Sends the table, and then what came while it was copied.
+    ///
+    /// The order of the reads matters: the loss counters (by the caller), the last id, the table, the ring's head. A sample
+    /// with an id up to that one was entered before the table was copied; if it is not in the copy it has been freed, and
+    /// if the record of that free is not in the ring it was lost. What was lost after the counters were read changes them
+    /// again, and is found the next time.
     fn reconcile(&mut self, out: &Sender<Chunk>) -> Result<(), Ended> {
+        let last_id = self.memory.read_u64(self.last_id).map_err(Ended::Gone)?;
         let used = self
             .memory
             .read_u64(self.slab_used)
@@ -201,6 +211,7 @@ impl Drain {
                 live,
                 coming,
                 going,
+                last_id,
             },
         )?;
         send(out, Chunk::Records { at, bytes })

@@ -7,7 +7,7 @@ use super::tree::{NamedFrame, StackNode};
 use crossbeam_channel::Receiver;
 use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::ring;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::FromBytes;
@@ -47,6 +47,8 @@ pub struct Resolver {
     traces: HashMap<(StackNode, u8), u32>,
     /// The trace of a stack id in a domain: saves hashing whole stacks.
     by_id: HashMap<(u64, u8), u32>,
+    /// Ids that the next records enter although they were freed already: the record of the free was lost.
+    dead: HashSet<u64>,
 }
 
 /// Locks the model; a thread that panicked while it held the lock leaves numbers, not broken pointers.
@@ -63,6 +65,7 @@ impl Resolver {
             live,
             traces: HashMap::new(),
             by_id: HashMap::new(),
+            dead: HashSet::new(),
         }
     }
 
@@ -79,10 +82,11 @@ impl Resolver {
                     live,
                     coming,
                     going,
+                    last_id,
                 } => {
                     let shared = Arc::clone(&self.live);
                     let mut model = lock(&shared);
-                    let present: std::collections::HashSet<u64> = live.iter().map(|entry| entry.id).collect();
+                    let present: HashSet<u64> = live.iter().map(|entry| entry.id).collect();
                     let gone: Vec<u64> = model
                         .ids()
                         .filter(|id| !present.contains(id) && !going.contains(id))
@@ -90,6 +94,8 @@ impl Resolver {
                     for id in gone {
                         free(&mut model, at, id, &mut events);
                     }
+                    let dead = |id: &u64| *id <= last_id && !present.contains(id) && !going.contains(id);
+                    self.dead = coming.iter().copied().filter(dead).collect();
                     for entry in live.iter().filter(|entry| !coming.contains(&entry.id)) {
                         if !model.contains(entry.id) {
                             let domain = entry.domain as u8;
@@ -122,7 +128,9 @@ impl Resolver {
                 kind::STACK => self.names.stack(record),
                 kind::FORGET if self.names.forget(head.flags) => self.by_id.clear(),
                 kind::ALLOC => {
-                    if let Ok(found) = record::Alloc::read_from_bytes(record) {
+                    if let Ok(found) = record::Alloc::read_from_bytes(record)
+                        && !self.dead.contains(&found.id)
+                    {
                         let domain = (found.head.flags & 3) as u8;
                         let trace = self.trace(&mut model, found.stack, domain, events);
                         alloc(&mut model, at, found.id, trace, found.size, domain, events);
@@ -136,6 +144,7 @@ impl Resolver {
                 _ => {}
             }
         }
+        self.dead.clear();
         rest.is_empty()
     }
 
