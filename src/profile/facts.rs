@@ -62,7 +62,7 @@ pub struct MemorySample {
     pub swap: Option<u64>,
 }
 
-/// What was lost since the start, by reason (for example `samples_dropped`, `frees_late`, `unknown_stacks`). Counters
+/// What was lost since the start, by reason (for example `events_lost_ring_full`; `docs/format.md` lists them). Counters
 /// only grow; the last line counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
