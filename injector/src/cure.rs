@@ -2,7 +2,7 @@
 
 use crate::arch::{Call, Job, STUB_BYTES};
 use crate::hijack::{self, HijackError, Hijacked};
-use crate::infect::{Found, call_job, clear_stubs, wait};
+use crate::infect::{Found, SLOTS as STUB_SLOTS, call_job, clear_stubs, make_unused, wait, watch};
 use crate::memory::{MemoryError, ProcessMemory, RemoteMemory};
 use crate::observe;
 use crate::space;
@@ -36,6 +36,9 @@ pub enum CureError {
     /// `/proc/PID/maps` could not be read.
     #[error("the target's mappings could not be read")]
     Maps(#[from] procfs::ProcError),
+    /// A thread is still in stubs that an earlier pyheap has left.
+    #[error("a thread is still in code of an earlier pyheap; the hooks are still there, try again: pyheap cure PID")]
+    StillThere,
     /// The stop routine did not run in time.
     #[error("the redirected thread {0} got no processor; the hooks are still there, try again: pyheap cure PID")]
     Slow(i32),
@@ -79,7 +82,9 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
         Found::Region(identity) => identity,
         Found::Empty { base, len } => {
             let tail = tail_for(pid, &memory)?;
-            hijacks.push(unmap(pid, &memory, base, len, tail)?);
+            let used = unmap(pid, &memory, base, len, tail);
+            make_unused(pid, &memory, &space::maps(pid)?, tail);
+            hijacks.push(used?);
             return Ok(Cure::Clean(hijacks));
         }
     };
@@ -94,84 +99,108 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
                 })
             })?;
     let text = identity.text..identity.text + identity.text_len;
-    let installed = word(offset_of!(Control, status))?;
-    if installed == StartStatus::Running as u64 || installed == StartStatus::Stopped as u64 {
-        memory.write(
-            RemoteAddr(identity.control + offset_of!(Control, status) as u64),
-            &0_u64.to_le_bytes(),
-        )?;
-        let job = call_job(&identity, header.stop);
-        let stub = identity.stub + STOP_SLOT * STUB_BYTES as u64;
-        let hijacked = hijack::hijack(pid, &observe::by_preference(pid), stub, job)?;
-        hijacks.push(hijacked);
-        if !wait(STOP_DEADLINE, || {
-            Ok(word(offset_of!(Control, status))? == StartStatus::Stopped as u64)
-        })? {
-            return Err(CureError::Slow(hijacked.tid));
+    // What the allocators say decides, not the status: whoever set that may have been killed.
+    let is_started = |status: u64| {
+        [StartStatus::Running, StartStatus::Stopping, StartStatus::Stopped]
+            .iter()
+            .any(|&s| s as u64 == status)
+    };
+    let mut stopped = false;
+    loop {
+        if is_started(word(offset_of!(Control, status))?) || !verify(&text) {
+            stopped = true;
+            match stop(pid, &memory, &identity, &header, &mut hijacks)? {
+                0 => {}
+                foreign => {
+                    clear_stubs(pid, &memory, &identity);
+                    return Ok(Cure::Inert {
+                        why: Inert::Foreign(foreign),
+                        hijacks,
+                    });
+                }
+            }
         }
-        let foreign = word(offset_of!(Control, detail))?;
-        if foreign != 0 {
-            clear_stubs(pid, identity.stub);
-            return Ok(Cure::Inert {
-                why: Inert::Foreign(foreign),
-                hijacks,
-            });
-        }
-        for settle in [false, false, true] {
+        let rounds: &[bool] = if stopped {
+            &[false, false, true]
+        } else {
+            &[false, false]
+        };
+        for &settle in rounds {
             if settle {
                 std::thread::sleep(SETTLE);
             }
-            if !verify(&text) {
+            if stopped && !verify(&text) {
                 return Ok(Cure::Inert {
                     why: Inert::Foreign(0),
                     hijacks,
                 });
             }
-            if !nobody_inside(pid, &memory, &identity, &text)? {
+            if !nobody_inside(pid, &memory, &identity)? {
                 return Ok(Cure::Inert {
                     why: Inert::Busy,
                     hijacks,
                 });
             }
         }
-    } else if !verify(&text) {
-        return Ok(Cure::Inert {
-            why: Inert::Foreign(0),
-            hijacks,
-        });
+        // A thread that an earlier pyheap had redirected may have started the shim only now.
+        if stopped || !is_started(word(offset_of!(Control, status))?) && verify(&text) {
+            break;
+        }
     }
     let tail = identity.stub + UNMAP_SLOT * STUB_BYTES as u64;
     hijacks.push(unmap(pid, &memory, identity.base, identity.len, tail)?);
-    if clear_stubs(pid, identity.stub) {
+    if clear_stubs(pid, &memory, &identity) {
         hijacks.extend(drop_page(pid, &memory, identity.stub));
     }
     Ok(Cure::Clean(hijacks))
 }
 
-/// Waits until no call is in flight and every thread has been seen outside of the text.
-fn nobody_inside(
+/// Runs the stop routine; the bits of pointers that were not ours any more.
+fn stop(
     pid: i32,
     memory: &ProcessMemory,
     identity: &Identity,
-    text: &std::ops::Range<u64>,
-) -> Result<bool, CureError> {
+    header: &ShimHeader,
+    hijacks: &mut Vec<Hijacked>,
+) -> Result<u64, CureError> {
+    let at = |offset: usize| RemoteAddr(identity.control + offset as u64);
+    if !clear_stubs(pid, memory, identity) {
+        return Err(CureError::StillThere);
+    }
+    memory.write(
+        at(offset_of!(Control, status)),
+        &(StartStatus::Stopping as u64).to_le_bytes(),
+    )?;
+    let stub = identity.stub + STOP_SLOT * STUB_BYTES as u64;
+    let job = call_job(identity, header.stop);
+    let hijacked = hijack::hijack(pid, &observe::by_preference(pid)?, stub, job)?;
+    hijacks.push(hijacked);
+    let done = || Ok(memory.read_u64(at(offset_of!(Control, status)))? == StartStatus::Stopped as u64);
+    if !wait(STOP_DEADLINE, done)? {
+        return Err(CureError::Slow(hijacked.tid));
+    }
+    Ok(memory.read_u64(at(offset_of!(Control, detail)))?)
+}
+
+/// Waits until no call is in flight and every thread has been seen outside of the region's code and stack.
+fn nobody_inside(pid: i32, memory: &ProcessMemory, identity: &Identity) -> Result<bool, CureError> {
+    let watch = watch(memory, &space::maps(pid)?, Some(identity), identity.stub);
     let deadline = Instant::now() + LEAVE_DEADLINE;
     if !wait(LEAVE_DEADLINE, || Ok(calls_in_flight(memory, identity)? == 0))? {
         return Ok(false);
     }
-    Ok(observe::all_outside(pid, text, deadline)? && calls_in_flight(memory, identity)? == 0)
+    Ok(observe::all_outside(pid, &watch, deadline)? && calls_in_flight(memory, identity)? == 0)
 }
 
 /// Calls that will return into the shim.
 fn calls_in_flight(memory: &ProcessMemory, identity: &Identity) -> Result<u64, MemoryError> {
     let at = |offset: usize| RemoteAddr(identity.control + offset as u64);
     let slow = memory.read_u64(at(offset_of!(Control, inflight)))?;
-    let small = memory.read_u64(at(offset_of!(Control, small_depth)))?;
     let slots = memory.read_vec(at(offset_of!(Control, slots)), SLOTS * size_of::<Slot>())?;
     let depths = slots
         .chunks_exact(size_of::<Slot>())
         .filter_map(|bytes| Slot::read_from_bytes(bytes).ok());
-    Ok(slow | small | depths.fold(0, |sum, slot| sum | slot.depth))
+    Ok(slow | depths.fold(0, |sum, slot| sum | slot.depth))
 }
 
 /// Drops the private copy of the page that held the stubs; its bytes are the file's again. If no thread is fit for it, the
@@ -189,14 +218,21 @@ fn drop_page(pid: i32, memory: &ProcessMemory, stub: u64) -> Option<Hijacked> {
     let maps = space::maps(pid).ok()?;
     let gadgets = space::gadgets(memory, &maps)?;
     let call = Call::drop_page(stub / PAGE * PAGE);
-    hijack::call(pid, &observe::by_preference(pid), call, gadgets, &space::stacks(&maps)).ok()
+    hijack::call(
+        pid,
+        &observe::by_preference(pid).ok()?,
+        call,
+        gadgets,
+        &space::stacks(&maps),
+    )
+    .ok()
 }
 
 /// A place for a stub where no identity names one.
 fn tail_for(pid: i32, memory: &ProcessMemory) -> Result<u64, CureError> {
     let maps = space::maps(pid)?;
     space::largest_tail(memory, &maps, None)
-        .filter(|tail| tail.len >= STUB_BYTES as u64)
+        .filter(|tail| tail.len >= STUB_SLOTS * STUB_BYTES as u64 && make_unused(pid, memory, &maps, tail.start))
         .map(|tail| tail.start)
         .ok_or(CureError::Hijack(HijackError::Os {
             what: "finding unused bytes for a stub",
@@ -207,7 +243,7 @@ fn tail_for(pid: i32, memory: &ProcessMemory) -> Result<u64, CureError> {
 /// Unmaps and sees that it is gone.
 fn unmap(pid: i32, memory: &ProcessMemory, base: u64, len: u64, stub: u64) -> Result<Hijacked, CureError> {
     let job = Job::Unmap { address: base, len };
-    let hijacked = hijack::hijack(pid, &observe::by_preference(pid), stub, job)?;
+    let hijacked = hijack::hijack(pid, &observe::by_preference(pid)?, stub, job)?;
     let gone = wait(STOP_DEADLINE, || Ok(memory.read_u64(RemoteAddr(base)).is_err()))?;
     if gone {
         Ok(hijacked)

@@ -11,9 +11,9 @@
 )]
 
 use crate::arch::{self, Call, Gadgets, Job, Registers};
+use crate::observe::Watch;
 use nix::sys::ptrace;
-use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus};
+use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -53,6 +53,20 @@ pub enum HijackError {
         pid: i32,
         /// How long we tried.
         deadline: Duration,
+    },
+    /// All threads are in calls that must not be interrupted.
+    #[error(
+        "every thread of process {pid} is in the middle of a write or a receive that would come back short; try again"
+    )]
+    Unfit {
+        /// The process.
+        pid: i32,
+    },
+    /// The place for the stub is in use.
+    #[error("another pyheap is at work in process {pid}")]
+    Occupied {
+        /// The process.
+        pid: i32,
     },
     /// The process is gone.
     #[error("process {pid} is gone")]
@@ -108,6 +122,7 @@ const TIMEOUT: u32 = 4;
 const GONE: u32 = 5;
 const THIRTY_TWO: u32 = 6;
 const WRITE_FAILED: u32 = 7;
+const OCCUPIED: u32 = 8;
 
 /// A page run shared with children.
 struct Shared(*mut Report);
@@ -234,7 +249,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
     let memory = File::options()
         .read(true)
         .write(true)
-        .open(format!("/proc/{pid}/mem"))
+        .open(format!("/proc/{}/mem", crate::observe::reachable(pid)))
         .map_err(|source| HijackError::Os {
             what: "opening /proc/PID/mem for writing",
             source,
@@ -253,6 +268,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
         REFUSED => Err(HijackError::Refused { tid, source: source() }),
         STOPPED => Err(HijackError::GroupStopped { pid }),
         GONE => Err(HijackError::Gone { pid }),
+        OCCUPIED => Err(HijackError::Occupied { pid }),
         THIRTY_TWO => Err(HijackError::NotSixtyFour { pid }),
         WRITE_FAILED => Err(HijackError::Os {
             what: "writing the stub through /proc/PID/mem",
@@ -276,29 +292,36 @@ enum Stop {
 /// Waits until `tid`, seized and interrupted, has stopped for us. Signals that come in between are passed on.
 fn wait_for_stop(tid: Pid, deadline: Instant) -> Stop {
     loop {
-        match nix::sys::wait::waitpid(tid, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
-            Ok(WaitStatus::StillAlive) => {
-                let now = Instant::now();
-                if now > deadline {
-                    return Stop::Late;
-                }
-                wait_for_child_signal(deadline - now);
+        let mut status = 0;
+        // Not nix's: it does not know real-time signals, and what waitpid has told once is gone.
+        // SAFETY: writes one integer.
+        let answer = unsafe { libc::waitpid(tid.as_raw(), &raw mut status, libc::__WALL | libc::WNOHANG) };
+        if answer == 0 {
+            let now = Instant::now();
+            if now > deadline {
+                return Stop::Late;
             }
-            Ok(WaitStatus::PtraceEvent(_, Signal::SIGTRAP, event)) if event == libc::PTRACE_EVENT_STOP => {
-                return Stop::Ours;
-            }
-            Ok(WaitStatus::PtraceEvent(_, _, event)) if event == libc::PTRACE_EVENT_STOP => return Stop::Group,
-            Ok(WaitStatus::Stopped(_, signal)) => {
-                // A signal on its way to the program: let it through; our interrupt is still to come.
-                let _ = ptrace::cont(tid, signal);
-            }
-            Ok(WaitStatus::PtraceEvent(..) | WaitStatus::PtraceSyscall(_)) => {
-                let _ = ptrace::cont(tid, None);
-            }
-            Ok(_) | Err(nix::errno::Errno::ECHILD) => return Stop::Gone,
-            Err(_) => {}
+            wait_for_child_signal(deadline - now);
+            continue;
+        }
+        if answer < 0 || !libc::WIFSTOPPED(status) {
+            return Stop::Gone;
+        }
+        let (signal, event) = (libc::WSTOPSIG(status), status >> 16);
+        match (event, signal) {
+            (libc::PTRACE_EVENT_STOP, libc::SIGTRAP) => return Stop::Ours,
+            (libc::PTRACE_EVENT_STOP, _) => return Stop::Group,
+            // A signal on its way to the program: let it through; our interrupt is still to come.
+            (0, _) if signal & 0x80 == 0 => resume(tid, signal),
+            _ => resume(tid, 0),
         }
     }
+}
+
+/// Lets a stopped thread go on, with a signal that it was about to get.
+fn resume(tid: Pid, signal: i32) {
+    // SAFETY: PTRACE_CONT has no pointer arguments.
+    unsafe { libc::ptrace(libc::PTRACE_CONT, tid.as_raw(), 0_usize, signal as usize) };
 }
 
 /// Sleeps until a tracee has news, for which the kernel sends us SIGCHLD, or for `longest`. All signals are blocked here,
@@ -370,6 +393,46 @@ fn write_memory(memory: RawFd, at: u64, bytes: &[u8]) -> Result<(), i32> {
     } else {
         Err(nix::errno::Errno::last_raw())
     }
+}
+
+/// True if the slot of a stub at `at` is all zero: nobody's stub is there, and it is what it was taken for.
+fn is_zero(memory: RawFd, at: u64) -> bool {
+    let mut bytes = [1_u8; arch::STUB_BYTES];
+    // SAFETY: reads into the local array.
+    let read = unsafe { libc::pread(memory, bytes.as_mut_ptr().cast(), bytes.len(), at as i64) };
+    read == bytes.len() as isize && bytes.iter().all(|&byte| byte == 0)
+}
+
+/// Copies the stack of thread `tid` from `sp` up, as far as it is mapped and `into` reaches; the number of bytes. Makes one
+/// system call.
+pub(crate) fn read_stack(tid: i32, sp: u64, into: &mut [u8]) -> usize {
+    const PAGE: usize = 4096;
+    const MOST: usize = 32;
+    let empty = libc::iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
+    };
+    // A piece a page: the kernel copies whole pieces only.
+    let mut pieces = [empty; MOST];
+    let (mut at, mut left, mut count) = (sp as usize, into.len(), 0);
+    for piece in &mut pieces {
+        let len = (PAGE - at % PAGE).min(left);
+        *piece = libc::iovec {
+            iov_base: at as *mut libc::c_void,
+            iov_len: len,
+        };
+        (at, left, count) = (at.wrapping_add(len), left - len, count + 1);
+        if left == 0 {
+            break;
+        }
+    }
+    let local = libc::iovec {
+        iov_base: into.as_mut_ptr().cast(),
+        iov_len: into.len(),
+    };
+    // SAFETY: writes at most `into.len()` bytes to `into`; remote addresses are only addresses.
+    let read = unsafe { libc::process_vm_readv(tid, &raw const local, 1, pieces.as_ptr(), count, 0) };
+    usize::try_from(read).unwrap_or(0)
 }
 
 /// Writes the frame of [`arch::return_frame`] below the stopped thread's stack pointer, and gives the registers to enter
@@ -468,8 +531,12 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>) {
                 continue;
             }
             let enter = match way {
+                Way::Stub { at, .. } if !is_zero(memory, at) => {
+                    let _ = ptrace::detach(thread, None);
+                    return fail(OCCUPIED, 0, tid);
+                }
                 Way::Stub { at, job } => {
-                    let (bytes, enter) = arch::stub(job, at, &arch::resumed(&regs));
+                    let (bytes, enter) = arch::stub(job, at, &regs);
                     write_memory(memory, at, &bytes).map(|()| enter)
                 }
                 Way::Return { call, gadgets, stacks } => {
@@ -518,12 +585,12 @@ pub const OUTSIDE: u32 = 1;
 /// It is in the range, or a register points there.
 pub const INSIDE: u32 = 2;
 
-/// Stops each of `threads` for a moment and tells whether it is outside of `range`: [`OUTSIDE`], [`INSIDE`] (also if it
+/// Stops each of `threads` for a moment and tells whether it is outside of what is watched: [`OUTSIDE`], [`INSIDE`] (also if it
 /// could not be stopped), or 0 if it is gone.
 ///
 /// # Errors
 /// When no child could be made.
-pub fn observe_running(threads: &[i32], range: &std::ops::Range<u64>) -> Result<Vec<u32>, HijackError> {
+pub fn observe_running(threads: &[i32], watch: &Watch) -> Result<Vec<u32>, HijackError> {
     let report = Shared::new()?;
     let threads = threads.get(..MAX_THREADS).unwrap_or(threads);
     in_child(|| {
@@ -540,7 +607,9 @@ pub fn observe_running(threads: &[i32], range: &std::ops::Range<u64>) -> Result<
             let _ = ptrace::interrupt(thread);
             match wait_for_stop(thread, Instant::now() + STOP_DEADLINE) {
                 Stop::Ours | Stop::Group => {
-                    let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| arch::touches(&regs, range));
+                    let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| {
+                        watch.holds(&regs) || watch.is_interrupted(tid, regs.rsp)
+                    });
                     let _ = ptrace::detach(thread, None);
                     answer.store(if inside { INSIDE } else { OUTSIDE }, Ordering::Release);
                 }

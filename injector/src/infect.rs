@@ -4,9 +4,10 @@ use crate::arch::{Job, STUB_BYTES};
 use crate::hijack::{self, HijackError, Hijacked};
 use crate::image::{Image, ImageError};
 use crate::memory::{MemoryError, ProcessMemory, RemoteMemory};
-use crate::observe;
+use crate::observe::{self, Watch};
 use crate::region::{Plan, Sizes, XSAVE_BYTES};
 use crate::space::{self, Tail};
+use procfs::process::MemoryMap;
 use pyheap_protocol::control::{Config, Control, Identity, ShimHeader, StartStatus};
 use pyheap_protocol::{IDENTITY_MAGIC, MAPPED_NONCE, PROTOCOL, RemoteAddr};
 use std::mem::offset_of;
@@ -16,8 +17,10 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Longest wait for a redirected thread to get through its stub. It only runs straight-line code, but it may have to wait
 /// for a processor.
 const STUB_DEADLINE: Duration = Duration::from_millis(800);
+/// Time that a thread which was not wanted any more gets to say that it had begun before.
+const LAST_CHANCE: Duration = Duration::from_millis(100);
 /// Stub slots used by one attach and detach.
-const SLOTS: u64 = 4;
+pub(crate) const SLOTS: u64 = 4;
 
 /// Why the target could not be infected. It is as it was before, except that it may have an inert mapping of ours.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +50,9 @@ pub enum InfectError {
     )]
     MapRefused(u64),
     /// A redirected thread did not get through in time; it will.
-    #[error("the redirected thread {tid} got no processor for {waited:?}; the target is unharmed, try again")]
+    #[error(
+        "the redirected thread {tid} got no processor for {waited:?}; it will find that it is not wanted any more, try again"
+    )]
     Slow {
         /// Which.
         tid: i32,
@@ -60,6 +65,9 @@ pub enum InfectError {
     /// `madvise` said no.
     #[error("the kernel cannot keep forked children out of the shim (it needs Linux 4.14 or later)")]
     NotForkSafe(#[source] std::io::Error),
+    /// Bytes that should be unused are not: stubs that a killed pyheap has left, with a thread still in them.
+    #[error("a thread of the target is still in code that an earlier pyheap has left; try again")]
+    OldStubs,
     /// The interpreter's allocators are not as expected.
     #[error("the interpreter's allocators are not in a state that can be wrapped ({0:#x})")]
     OddAllocators(u64),
@@ -106,6 +114,9 @@ impl Infection {
         let needed = SLOTS * STUB_BYTES as u64;
         let tail = space::largest_tail(&memory, &maps, program).filter(|tail| tail.len >= needed);
         let tail = tail.ok_or(InfectError::NoTail(needed))?;
+        if !make_unused(pid, &memory, &maps, tail.start) {
+            return Err(InfectError::OldStubs);
+        }
         let (base, hijacked) = map(pid, &memory, plan.len, tail)?;
         let image_base = base + plan.image;
         memory.write(RemoteAddr(image_base), &image.placed_at(image_base)?)?;
@@ -168,9 +179,18 @@ impl Infection {
         let at = self.identity.control + offset_of!(Control, config) as u64;
         self.memory.write(RemoteAddr(at), config.as_bytes())?;
         let job = call_job(&self.identity, self.header.start);
-        self.run(job, 1)?;
+        let wanted = RemoteAddr(self.identity.control + offset_of!(Control, wanted) as u64);
+        self.memory.write(wanted, &1_u64.to_le_bytes())?;
+        if let Err(error) = self.run(job, 1) {
+            // The thread may come to run it yet: then it must not install what nobody would serve.
+            self.memory.write(wanted, &0_u64.to_le_bytes())?;
+            let started = || Ok(self.read_control(offset_of!(Control, status))? != StartStatus::None as u64);
+            if !matches!(error, InfectError::Slow { .. }) || !wait(LAST_CHANCE, started)? {
+                return Err(error);
+            }
+        }
         // The stubs have done their work: give the bytes back once the thread is out of them.
-        clear_stubs(self.pid, self.identity.stub);
+        clear_stubs(self.pid, &self.memory, &self.identity);
         let status = self.read_control(offset_of!(Control, status))?;
         let detail = self.read_control(offset_of!(Control, detail))?;
         let errno = || std::io::Error::from_raw_os_error(detail as i32);
@@ -185,7 +205,7 @@ impl Infection {
     /// Hijacks a thread for `job` from stub slot `slot` and waits for the shim's status to change.
     fn run(&mut self, job: Job, slot: u64) -> Result<(), InfectError> {
         let stub = self.identity.stub + slot * STUB_BYTES as u64;
-        let hijacked = hijack::hijack(self.pid, &observe::by_preference(self.pid), stub, job)?;
+        let hijacked = hijack::hijack(self.pid, &observe::by_preference(self.pid)?, stub, job)?;
         self.hijacks.push(hijacked);
         wait(STUB_DEADLINE, || {
             Ok(self.read_control(offset_of!(Control, status))? != StartStatus::None as u64)
@@ -275,8 +295,8 @@ fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail) -> Result<(u64, H
             len,
             nonce: MAPPED_NONCE,
         };
-        let hijacked = hijack::hijack(pid, &observe::by_preference(pid), tail.start, job)?;
-        let stub = tail.start..tail.start + STUB_BYTES as u64;
+        let hijacked = hijack::hijack(pid, &observe::by_preference(pid)?, tail.start, job)?;
+        let watch = watch(memory, &maps, None, tail.start);
         let end = Instant::now() + STUB_DEADLINE;
         loop {
             if memory
@@ -287,7 +307,7 @@ fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail) -> Result<(u64, H
             }
             // Without a nonce: either the thread is still on its way, or it is through and was refused.
             let mut waiting = vec![hijacked.tid];
-            let through = observe::round(pid, &stub, &mut waiting)?;
+            let through = observe::round(pid, &watch, &mut waiting)?;
             if memory
                 .read_u64(RemoteAddr(address))
                 .is_ok_and(|word| word == MAPPED_NONCE)
@@ -295,6 +315,8 @@ fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail) -> Result<(u64, H
                 return Ok((address, hijacked));
             }
             if through {
+                // Refused: the place was taken, or more is not allowed.
+                make_unused(pid, memory, &maps, tail.start);
                 break;
             }
             if Instant::now() > end {
@@ -309,15 +331,37 @@ fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail) -> Result<(u64, H
     Err(InfectError::MapRefused(len))
 }
 
-/// Zeroes the stubs again, if every thread is out of them.
-pub(crate) fn clear_stubs(pid: i32, stub: u64) -> bool {
-    let len = SLOTS * STUB_BYTES as u64;
-    let range = stub..stub + len;
-    let deadline = Instant::now() + STUB_DEADLINE;
-    if !observe::all_outside(pid, &range, deadline).unwrap_or(false) {
-        return false;
+/// What threads must be out of: the stubs at `stub`, and all of a region.
+pub(crate) fn watch(memory: &ProcessMemory, maps: &[MemoryMap], identity: Option<&Identity>, stub: u64) -> Watch {
+    Watch {
+        text: identity.map_or(0..0, |identity| identity.text..identity.text + identity.text_len),
+        stubs: stub..stub + SLOTS * STUB_BYTES as u64,
+        stack: identity.map_or(0..0, |identity| identity.text + identity.text_len..identity.xsave + 1),
+        restorer: space::gadgets(memory, maps).map(|gadgets| gadgets.restorer),
     }
-    write_code(pid, stub, &vec![0; len as usize]).is_ok()
+}
+
+/// Zeroes the stubs again, if every thread is out of them.
+pub(crate) fn clear_stubs(pid: i32, memory: &ProcessMemory, identity: &Identity) -> bool {
+    space::maps(pid).is_ok_and(|maps| make_unused(pid, memory, &maps, identity.stub))
+}
+
+/// Sees that the slots at `stub` are zero: at once, or after what is there has been left by every thread. Two looks, since
+/// a thread that was blocked in the first one may have been on its way back from a signal handler.
+pub(crate) fn make_unused(pid: i32, memory: &ProcessMemory, maps: &[MemoryMap], stub: u64) -> bool {
+    let len = (SLOTS * STUB_BYTES as u64) as usize;
+    let is_zero = || {
+        memory
+            .read_vec(RemoteAddr(stub), len)
+            .is_ok_and(|bytes| bytes.iter().all(|&b| b == 0))
+    };
+    if is_zero() {
+        return true;
+    }
+    let watch = watch(memory, maps, None, stub);
+    let deadline = Instant::now() + STUB_DEADLINE;
+    let outside = || observe::all_outside(pid, &watch, deadline).unwrap_or(false);
+    outside() && outside() && write_code(pid, stub, &vec![0; len]).is_ok()
 }
 
 /// Writes to executable memory, which only `/proc/PID/mem` can.
@@ -325,7 +369,7 @@ fn write_code(pid: i32, address: u64, bytes: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::FileExt;
     std::fs::File::options()
         .write(true)
-        .open(format!("/proc/{pid}/mem"))?
+        .open(format!("/proc/{}/mem", observe::reachable(pid)))?
         .write_all_at(bytes, address)
 }
 

@@ -112,6 +112,26 @@ impl ProcessMemory {
         }
     }
 
+    /// Makes an access, by another thread if the main thread has ended before the rest.
+    fn reach(&self, mut access: impl FnMut(nix::unistd::Pid) -> nix::Result<usize>) -> nix::Result<usize> {
+        match access(self.pid) {
+            Err(nix::errno::Errno::ESRCH) => {
+                let tid = crate::observe::reachable(self.pid.as_raw());
+                if tid == self.pid.as_raw() {
+                    return Err(nix::errno::Errno::ESRCH);
+                }
+                access(nix::unistd::Pid::from_raw(tid))
+            }
+            done => done,
+        }
+    }
+
+    /// The process.
+    #[must_use]
+    pub const fn pid(&self) -> i32 {
+        self.pid.as_raw()
+    }
+
     /// Writes all of `bytes` at `addr`, which must be mapped writable.
     ///
     /// # Errors
@@ -121,7 +141,8 @@ impl ProcessMemory {
             base: addr.0 as usize,
             len: bytes.len(),
         }];
-        let done = nix::sys::uio::process_vm_writev(self.pid, &[io::IoSlice::new(bytes)], &remote);
+        let local = [io::IoSlice::new(bytes)];
+        let done = self.reach(|pid| nix::sys::uio::process_vm_writev(pid, &local, &remote));
         check(done, bytes.len()).map_err(|source| MemoryError::Write {
             addr,
             len: bytes.len(),
@@ -140,7 +161,8 @@ impl RemoteMemory for ProcessMemory {
             base: addr.0 as usize,
             len,
         }];
-        let done = nix::sys::uio::process_vm_readv(self.pid, &mut [io::IoSliceMut::new(buf)], &remote);
+        let mut local = [io::IoSliceMut::new(buf)];
+        let done = self.reach(|pid| nix::sys::uio::process_vm_readv(pid, &mut local, &remote));
         check(done, len).map_err(|source| MemoryError::Read { addr, len, source })
     }
 }

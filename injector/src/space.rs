@@ -18,7 +18,7 @@ const USER_START: u64 = 0x1_0000_0000;
 /// # Errors
 /// When `/proc/PID/maps` cannot be read: the process is gone, or it is not ours.
 pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
-    Ok(Process::new(pid)?.maps()?.0)
+    Ok(Process::new(crate::observe::reachable(pid))?.maps()?.0)
 }
 
 /// An address for `len` bytes in the middle of the largest gap: far from where the kernel puts the next mapping, from the
@@ -88,8 +88,7 @@ pub fn largest_tail(memory: &ProcessMemory, maps: &[MemoryMap], program: Option<
         if !stays && !is_program {
             continue;
         }
-        let page = map.address.1 - PAGE;
-        let Ok(bytes) = memory.read_vec(RemoteAddr(page), PAGE as usize) else {
+        let Some(bytes) = last_page_of_file(memory, map) else {
             continue;
         };
         let zeros = bytes.iter().rev().take_while(|&&b| b == 0).count() as u64;
@@ -103,6 +102,38 @@ pub fn largest_tail(memory: &ProcessMemory, maps: &[MemoryMap], program: Option<
         }
     }
     best
+}
+
+/// The last page of a mapping as its file has it: a stub that was abandoned in memory is not in it. From memory where the
+/// file cannot be read.
+fn last_page_of_file(memory: &ProcessMemory, map: &MemoryMap) -> Option<Vec<u8>> {
+    use std::os::unix::fs::FileExt;
+    let (start, end) = map.address;
+    let MMapPath::Path(path) = &map.pathname else {
+        return None;
+    };
+    let pid = memory.pid();
+    let name = format!("/proc/{pid}/map_files/{start:x}-{end:x}");
+    let inside = format!("/proc/{pid}/root{}", path.display());
+    let same = |file: &std::fs::File| {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().is_ok_and(|found| found.ino() == map.inode)
+    };
+    let file = [name, inside]
+        .iter()
+        .find_map(|path| std::fs::File::open(path).ok().filter(same));
+    let Some(file) = file else {
+        return memory.read_vec(RemoteAddr(end - PAGE), PAGE as usize).ok();
+    };
+    let mut bytes = vec![0; PAGE as usize];
+    let (mut done, from) = (0, map.offset + (end - start) - PAGE);
+    while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, from + done as u64).ok()? {
+            0 => break,
+            n => done += n,
+        }
+    }
+    Some(bytes)
 }
 
 /// Instructions of the target's C library for [`crate::hijack::call`]: the first that are found in it, or else in the

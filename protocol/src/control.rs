@@ -122,6 +122,10 @@ pub enum StartStatus {
     OddAllocators = 4,
     /// The stop routine ran; `detail` has a bit per pointer that was not ours any more (bit = domain * 4 + function).
     Stopped = 5,
+    /// The host is about to run the stop routine: it may have run, or not.
+    Stopping = 6,
+    /// The host did not want the start any more when the routine came to run: nothing was installed.
+    Unwanted = 7,
 }
 
 /// A word written by the host while the shim may read it: first `a`, then `b`. The reader takes `b` then `a` and
@@ -309,8 +313,10 @@ pub struct Slot {
     pub countdown: i64,
     /// Calls of this thread inside the shim that will return into it. Atomic.
     pub depth: u64,
+    /// Which outer call the thread is in: domain + 1, or [`HINT_SKIP`] for "do not count", or 0.
+    pub hint: u64,
     /// Keeps the slot on a cache line of its own.
-    pub reserved: [u64; 5],
+    pub reserved: [u64; 4],
 }
 const _: () = assert!(size_of::<Slot>() == 64);
 
@@ -328,17 +334,15 @@ pub struct Control {
     pub modes: [u32; 3],
     /// Nothing.
     pub reserved0: u32,
+    /// 1 = the start routine may install. A host that has waited too long for it takes that back.
+    pub wanted: u64,
     /// Nothing.
-    pub reserved1: [u64; 3],
+    pub reserved1: [u64; 2],
 
     /// Bytes until the next sample of the obj and mem domains over pymalloc. Under the GIL.
     pub small_countdown: i64,
-    /// Calls of obj and mem wrappers that will return into the shim. Under the GIL.
-    pub small_depth: u64,
-    /// Which outer call the calling thread is in: thread pointer | (domain + 1), or | 7 for "do not count". Under the GIL.
-    pub hint: u64,
     /// Nothing.
-    pub reserved2: [u64; 5],
+    pub reserved2: [u64; 7],
 
     /// Owner of the lock of everything below: a thread pointer, or 0.
     pub lock: u64,
@@ -404,5 +408,5 @@ const CONTROL_FILL: usize = (CONTROL_HEAD.next_multiple_of(4096) - CONTROL_HEAD)
 const _: () = assert!(size_of::<Control>().is_multiple_of(4096));
 const _: () = assert!(core::mem::offset_of!(Control, slots).is_multiple_of(64));
 
-/// The value of [`Control::hint`]'s low bits that says "the outer wrapper has counted this already".
+/// The value of [`Slot::hint`] that says "the outer wrapper has counted this already".
 pub const HINT_SKIP: u64 = 7;

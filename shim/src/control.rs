@@ -169,6 +169,9 @@ fn done(status: StartStatus, detail: u64) {
 /// Installs the wrappers. Runs once, on a private stack of the hijacked thread, whatever that thread holds: nothing here
 /// waits for anything.
 extern "C" fn start() {
+    if control!(wanted).load(Ordering::Acquire) != 1 {
+        return done(StartStatus::Unwanted, 0);
+    }
     let domains = half::<{ offset_of!(Control, config) + offset_of!(Config, domains) }>().load(Ordering::Relaxed);
     let allow = half::<{ offset_of!(Control, config) + offset_of!(Config, allow_pymalloc) }>().load(Ordering::Relaxed);
     let tables = config!(slab);

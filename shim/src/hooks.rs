@@ -156,6 +156,7 @@ fn claim_slot(thread: u64, home: usize) -> &'static SlotWords {
                     .is_ok()
             {
                 candidate.countdown.store(fresh, Ordering::Relaxed);
+                candidate.hint.store(0, Ordering::Relaxed);
                 return candidate;
             }
         }
@@ -194,13 +195,9 @@ fn uncounted<R>(mine: &SlotWords, original: impl FnOnce() -> R) -> (R, u64) {
 
 /// Domain and whether to count, as the outer wrapper of this thread left it.
 #[inline(always)]
-fn outer(thread: u64) -> (u8, bool) {
-    let hint = control!(hint).load(Ordering::Relaxed);
-    if hint & !7 != thread & !7 || hint == 0 {
-        return (RAW_DOMAIN, true);
-    }
-    match hint & 7 {
-        HINT_ARRIVES => (RAW_DOMAIN, true),
+fn outer(mine: &SlotWords) -> (u8, bool) {
+    match mine.hint.load(Ordering::Relaxed) {
+        0 => (RAW_DOMAIN, true),
         HINT_SKIP => (RAW_DOMAIN, false),
         label => ((label - 1) as u8, true),
     }
@@ -253,7 +250,7 @@ extern "C" fn raw_malloc_slow(ctx: u64, size: usize) -> Block {
     let sampled = raw_is_sampled(me, size);
     let block = original_malloc(RAW_DOMAIN)(ctx, size);
     if sampled && !block.is_null() {
-        sample::enter(block as u64, size as u64, outer(me).0, me);
+        sample::enter(block as u64, size as u64, outer(my_slot(me)).0, me);
     }
     block
 }
@@ -295,7 +292,7 @@ extern "C" fn raw_calloc_slow(ctx: u64, count: usize, size: usize) -> Block {
     let sampled = raw_is_sampled(me, bytes);
     let block = original_calloc(RAW_DOMAIN)(ctx, count, size);
     if sampled && !block.is_null() {
-        sample::enter(block as u64, bytes as u64, outer(me).0, me);
+        sample::enter(block as u64, bytes as u64, outer(my_slot(me)).0, me);
     }
     block
 }
@@ -303,8 +300,9 @@ extern "C" fn raw_calloc_slow(ctx: u64, count: usize, size: usize) -> Block {
 /// A realloc is a free followed by a new allocation, whether or not the block moves.
 extern "C" fn raw_realloc(ctx: u64, old: Block, size: usize) -> Block {
     let me = thread();
-    let (label, counts) = outer(me);
-    let sampled = counts && takes_mark(my_slot(me), size);
+    let mine = my_slot(me);
+    let (label, counts) = outer(mine);
+    let sampled = counts && takes_mark(mine, size);
     if !sampled && (old.is_null() || !live::may_have(old as u64)) {
         return original_realloc(RAW_DOMAIN)(ctx, old, size);
     }
@@ -422,18 +420,18 @@ macro_rules! small_wrappers {
 small_wrappers!(mem_malloc, mem_calloc, MEM);
 small_wrappers!(obj_malloc, obj_calloc, OBJ);
 
-/// Runs an original under the GIL with a note for the raw wrappers of this thread: whose call it is, or that it has been
-/// counted. The note is restored, not cleared, since a signal handler may come in between.
+/// Runs an original with a note for the raw wrappers of this thread: whose call it is, or that it has been counted. The
+/// note is restored, not cleared, since a signal handler may come in between.
 #[inline(always)]
 fn noted<R>(label: u64, original: impl FnOnce() -> R) -> R {
-    let hint = control!(hint);
-    let depth = control!(small_depth);
-    let before = hint.load(Ordering::Relaxed);
-    depth.store(depth.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-    hint.store(thread() & !7 | label, Ordering::Relaxed);
+    let mine = my_slot(thread());
+    // Counted while it runs: nobody takes the slot over then, and the text stays.
+    mine.depth.fetch_add(1, Ordering::AcqRel);
+    let before = mine.hint.load(Ordering::Relaxed);
+    mine.hint.store(label, Ordering::Relaxed);
     let answer = original();
-    hint.store(before, Ordering::Relaxed);
-    depth.store(depth.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Relaxed);
+    mine.hint.store(before, Ordering::Relaxed);
+    mine.depth.fetch_sub(1, Ordering::AcqRel);
     answer
 }
 

@@ -106,7 +106,9 @@ pub struct SlotWords {
     pub countdown: AtomicI64,
     /// See [`Slot::depth`].
     pub depth: AtomicU64,
-    reserved: [u64; 5],
+    /// See [`Slot::hint`].
+    pub hint: AtomicU64,
+    reserved: [u64; 4],
 }
 const _: () = assert!(size_of::<SlotWords>() == size_of::<Slot>());
 

@@ -39,7 +39,11 @@ impl ProcessId {
     #[must_use]
     pub fn is_alive(self) -> bool {
         let stat = Process::new(self.pid).and_then(|process| process.stat());
-        stat.is_ok_and(|stat| stat.starttime == self.start_time && !is_gone(stat.state))
+        stat.is_ok_and(|stat| {
+            // A main thread can end before the rest: the process lives on.
+            let lives = !is_gone(stat.state) || pyheap_injector::observe::reachable(self.pid) != self.pid;
+            stat.starttime == self.start_time && lives
+        })
     }
 }
 

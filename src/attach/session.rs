@@ -56,6 +56,12 @@ pub enum AttachError {
         /// The other pyheap.
         owner: u32,
     },
+    /// Another pyheap is attaching or detaching at this moment.
+    #[error("another pyheap is just attaching to process {pid}, or leaving it; try again")]
+    Busy {
+        /// The target.
+        pid: i32,
+    },
     /// A function that the shim needs is not in the interpreter's symbol tables.
     #[error("the interpreter of process {pid} does not export {symbol}, which pyheap needs up to Python 3.11")]
     NoSymbol {
@@ -92,6 +98,15 @@ pub enum AttachError {
         #[source]
         source: CureError,
     },
+    /// The lock cannot be taken.
+    #[error("cannot take the lock of process {pid}")]
+    Lock {
+        /// The target.
+        pid: i32,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// Reading or writing failed.
     #[error("cannot access the memory of process {pid}")]
     Memory {
@@ -111,16 +126,73 @@ impl AttachError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Recorded { .. } | Self::OtherProtocol { .. } => 6,
+            Self::Recorded { .. } | Self::OtherProtocol { .. } | Self::Busy { .. } => 6,
             Self::NoSymbol { .. } => 5,
             _ => 7,
         }
     }
 }
 
+/// The right to work in a target: held by one pyheap at a time, and by the short-lived processes that trace for it, so that
+/// it is free only when the last of them is gone. The name of an abstract socket: it needs no file and is gone with its
+/// holders.
+#[derive(Debug)]
+struct Lock {
+    _socket: std::os::unix::net::UnixDatagram,
+}
+
+impl Lock {
+    /// Longest wait for a pyheap that is leaving, or for what a killed one has left running.
+    const PATIENCE: Duration = Duration::from_millis(1500);
+
+    /// Takes the lock of process `id`; `None` when another one has it.
+    fn take(id: ProcessId) -> std::io::Result<Option<Self>> {
+        use std::os::linux::net::SocketAddrExt;
+        let name = format!("pyheap/{}/{}", id.pid, id.start_time);
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+        let end = std::time::Instant::now() + Self::PATIENCE;
+        loop {
+            match std::os::unix::net::UnixDatagram::bind_addr(&address) {
+                Ok(socket) => return Ok(Some(Self { _socket: socket })),
+                Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => return Err(error),
+                Err(_) if std::time::Instant::now() > end => return Ok(None),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+}
+
+/// Takes the lock of the target, or says who has it.
+fn lock(id: ProcessId) -> Result<Lock, AttachError> {
+    let pid = id.pid;
+    recorded_by_another(pid)?;
+    match Lock::take(id) {
+        Ok(Some(lock)) => Ok(lock),
+        Ok(None) => {
+            recorded_by_another(pid)?;
+            Err(AttachError::Busy { pid })
+        }
+        Err(source) => Err(AttachError::Lock { pid, source }),
+    }
+}
+
+/// Refuses when a living pyheap has a region in `pid`.
+fn recorded_by_another(pid: i32) -> Result<(), AttachError> {
+    for found in regions(pid) {
+        if let Found::Region(identity) = found
+            && let Some(owner) = user_of(pid, &identity)
+        {
+            return Err(AttachError::Recorded { pid, owner });
+        }
+    }
+    Ok(())
+}
+
 /// An attached target.
 #[derive(Debug)]
 pub struct Session {
+    /// Held as long as the shim is there.
+    _lock: Lock,
     infection: Infection,
     /// The target and its interpreter.
     pub target: Target,
@@ -138,6 +210,7 @@ impl Session {
     pub fn attach(target: Target, options: Options) -> Result<Self, AttachError> {
         let pid = target.facts.id.pid;
         let memory_error = |source| AttachError::Memory { pid, source };
+        let lock = lock(target.facts.id)?;
         clear_stale(pid, &target.interpreter)?;
         let infect_error = |source| AttachError::Infect { pid, source };
         let image = Image::parse(SHIM)?;
@@ -155,11 +228,15 @@ impl Session {
             }
         };
         if let Err(source) = infection.start(&config) {
-            // Nothing is installed: the region can go at once.
-            let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
+            // Nothing is installed, and the region can go; unless a thread is yet to come to it. Then it stays, inert, for
+            // the next pyheap.
+            if !matches!(source, InfectError::Slow { .. }) {
+                let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
+            }
             return Err(infect_error(source));
         }
         let mut session = Self {
+            _lock: lock,
             infection,
             target,
             modes: [Mode::Off; 3],
@@ -290,6 +367,19 @@ fn read_allocator(memory: &ProcessMemory, address: u64) -> Result<Allocator, Mem
     Ok(Allocator::read_from_bytes(&bytes).unwrap_or_default())
 }
 
+/// What the shim found before it; `None` for a domain where it has not looked (it was never started).
+fn read_originals(memory: &ProcessMemory, identity: &Identity) -> [Option<Allocator>; 3] {
+    let header: Option<[u8; size_of::<ShimHeader>()]> = memory.read_array(RemoteAddr(identity.header)).ok();
+    let header = header.and_then(|bytes| ShimHeader::read_from_bytes(&bytes).ok());
+    let Some(header) = header else { return [None; 3] };
+    [0, 1, 2].map(|domain| {
+        let at = header.originals + domain * size_of::<Allocator>() as u64;
+        read_allocator(memory, at)
+            .ok()
+            .filter(|found| found.functions != [1; 4])
+    })
+}
+
 /// Cures a region that this interpreter's allocators may point into.
 fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Result<Cure, CureError> {
     let memory = ProcessMemory::new(pid);
@@ -313,10 +403,18 @@ fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Resul
         revive(&memory, &identity)?;
     }
     let structs = identity.allocators;
+    let originals = read_originals(&memory, &identity);
+    // Not only free of our wrappers, but what was there before us: a tool that wrapped us meanwhile will call us.
     let verify = |text: &Range<u64>| {
-        structs.iter().filter(|&&address| address != 0).all(|&address| {
-            read_allocator(&memory, address).is_ok_and(|a| !a.functions.iter().any(|f| text.contains(f)))
-        })
+        structs
+            .iter()
+            .zip(originals)
+            .filter(|&(&address, _)| address != 0)
+            .all(|(&address, original)| {
+                let is_original = |now: &Allocator| original.is_none_or(|was| was == *now);
+                read_allocator(&memory, address)
+                    .is_ok_and(|now| is_original(&now) && !now.functions.iter().any(|f| text.contains(f)))
+            })
     };
     cure::cure(pid, &Found::Region(identity), verify)
 }
@@ -465,10 +563,12 @@ pub enum Cured {
 /// When a region could not be cured.
 pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError> {
     let mut done = Vec::new();
+    let id = ProcessId::of(pid).ok();
+    let lock = id.and_then(|id| Lock::take(id).ok()).flatten();
     for found in regions(pid) {
         let outcome = match found {
             Found::Region(identity) => {
-                if let Some(owner) = user_of(pid, &identity) {
+                if let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid)) {
                     done.push(Cured::InUse { owner });
                     continue;
                 }

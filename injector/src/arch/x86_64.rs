@@ -6,12 +6,27 @@ use libc::user_regs_struct;
 pub type Registers = user_regs_struct;
 
 /// Longest stub, in bytes; each has a slot of this size.
-pub const STUB_BYTES: usize = 288;
+pub const STUB_BYTES: usize = 336;
 
 const SYS_MMAP: u64 = 9;
 const SYS_MPROTECT: u64 = 10;
 const SYS_MUNMAP: u64 = 11;
 const SYS_RESTART: u64 = 219;
+
+const ERESTARTSYS: i64 = -512;
+const ERESTARTNOINTR: i64 = -513;
+const ERESTARTNOHAND: i64 = -514;
+const ERESTART_RESTARTBLOCK: i64 = -516;
+const EINTR: i64 = -4;
+
+/// True if the kernel would restart the call that the thread was stopped in.
+fn is_restart(stopped: &Registers) -> bool {
+    stopped.orig_rax as i64 >= 0
+        && matches!(
+            stopped.rax as i64,
+            ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK
+        )
+}
 
 /// Flags that a stub must not run with: single step, direction.
 const TF_AND_DF: u64 = 0x100 | 0x400;
@@ -26,11 +41,6 @@ const SYSCALL_BYTES: u64 = 2;
 /// block (poll, nanosleep, futex with a timeout), with that of `restart_syscall`, which goes on with the time that is left.
 #[must_use]
 pub fn resumed(stopped: &Registers) -> Registers {
-    const ERESTARTSYS: i64 = -512;
-    const ERESTARTNOINTR: i64 = -513;
-    const ERESTARTNOHAND: i64 = -514;
-    const ERESTART_RESTARTBLOCK: i64 = -516;
-    const EINTR: i64 = -4;
     let mut regs = *stopped;
     if stopped.orig_rax as i64 >= 0 {
         let number = match stopped.rax as i64 {
@@ -65,22 +75,33 @@ fn restarts_whole(regs: &Registers) -> bool {
     }
 }
 
-/// How well a thread that is blocked in system call `number` bears a hijack: 0 best. `None` = not in a call that is known
-/// to be resumed without a trace.
+/// How well a thread that is blocked in system call `number` bears a stop: 0 best. `None` = it must not be stopped: the call
+/// would return with a part of what it has done, which programs need not expect.
 #[must_use]
 pub fn restart_class(number: u64, args: [u64; 6]) -> Option<u8> {
+    const MSG_WAITALL: u64 = 0x100;
     match number {
         // read, select, wait4, futex, waitid, pselect6, ppoll
         0 | 23 | 61 | 202 | 247 | 270 | 271 => Some(0),
         // Those with a restart block: poll, nanosleep, clock_nanosleep, restart_syscall
         7 | 35 | 230 | 219 => Some(1),
+        // recvfrom, recvmsg
+        45 if args[3] & MSG_WAITALL != 0 => None,
+        47 if args[2] & MSG_WAITALL != 0 => None,
         // accept, accept4, recvfrom, recvmsg, connect, pause, flock
-        43 | 288 | 45 | 47 | 42 | 34 | 73 => Some(1),
+        43 | 288 | 45 | 47 | 42 | 34 | 73 => Some(2),
         // epoll_wait, epoll_pwait without timeout
-        232 | 281 if (args[3] as i32) < 0 => Some(1),
-        _ => None,
+        232 | 281 if (args[3] as i32) < 0 => Some(2),
+        // write, pwrite64, writev, pwritev, pwritev2, sendto, sendmsg, sendmmsg, sendfile, splice, vmsplice, tee,
+        // copy_file_range
+        1 | 18 | 20 | 296 | 328 | 44 | 46 | 307 | 40 | 275 | 278 | 276 | 326 => None,
+        _ => Some(4),
     }
 }
+
+/// Where a signal frame holds the interrupted instruction, from the return address that begins it: in `ucontext`, after
+/// flags, link and stack, the 17th word of `sigcontext`.
+pub const FRAME_INSTRUCTION: usize = 8 + 40 + 16 * 8;
 
 /// What a stub does before it restores the thread.
 #[derive(Debug, Clone, Copy)]
@@ -149,64 +170,108 @@ impl Code {
         }
     }
 
+    /// `mov eax, number; syscall`
+    fn call(&mut self, number: u64) {
+        self.put(&[0xb8]);
+        self.put(&(number as u32).to_le_bytes());
+        self.put(&[0x0f, 0x05]);
+    }
+
     /// A short jump; returns where its operand is.
     fn jump(&mut self, opcode: u8) -> usize {
         self.put(&[opcode, 0]);
         self.len - 1
     }
 
-    /// Restores all general registers and the arithmetic flags, and jumps to where the thread was. Uses no stack: the
-    /// thread's own may be anything.
-    fn restore(&mut self, to: &Registers) {
+    /// `mov r64, value`, by the register's number.
+    fn load(&mut self, register: u8, value: u64) {
+        self.put(&[0x48 | register >> 3, 0xb8 + (register & 7)]);
+        self.put_u64(value);
+    }
+
+    /// Restores all general registers and the arithmetic flags, and jumps to where the thread was: as `back` says, or, if
+    /// `rbp` is 1, with `interrupted` in `rax` to where it was stopped. Uses no stack: the thread's own may be anything.
+    fn restore(&mut self, back: &Registers, stopped: &Registers) {
         // mov eax, flags: AH takes SF ZF AF PF CF, AL overflows or not with the addition.
-        let overflow = if to.eflags & 0x800 != 0 { 0x7f } else { 0 };
-        let low = ((to.eflags & 0xff) << 8) as u32 | overflow;
+        let overflow = if back.eflags & 0x800 != 0 { 0x7f } else { 0 };
+        let low = ((back.eflags & 0xff) << 8) as u32 | overflow;
         self.put(&[0xb8]);
         self.put(&low.to_le_bytes());
         self.put(&[0x04, 0x01]); // add al, 1
         self.put(&[0x9e]); // sahf
-        self.put(&[if to.eflags & 0x400 != 0 { 0xfd } else { 0xfc }]); // std or cld
-        let low_registers = [to.rax, to.rcx, to.rdx, to.rbx, to.rsp, to.rbp, to.rsi, to.rdi];
-        for (number, value) in low_registers.into_iter().enumerate() {
-            self.put(&[0x48, 0xb8 + number as u8]);
-            self.put_u64(value);
+        self.put(&[if back.eflags & 0x400 != 0 { 0xfd } else { 0xfc }]); // std or cld
+        // From here on nothing may touch the flags.
+        self.put(&[0x48, 0x89, 0xe9]); // mov rcx, rbp
+        const RDX_RBX_RSP_RBP_RSI_RDI: [u8; 6] = [2, 3, 4, 5, 6, 7];
+        let values = [back.rdx, back.rbx, back.rsp, back.rbp, back.rsi, back.rdi];
+        for (register, value) in RDX_RBX_RSP_RBP_RSI_RDI.into_iter().zip(values) {
+            self.load(register, value);
         }
-        for (number, value) in [to.r8, to.r9, to.r10, to.r11, to.r12, to.r13, to.r14, to.r15]
-            .into_iter()
-            .enumerate()
-        {
-            self.put(&[0x49, 0xb8 + number as u8]);
-            self.put_u64(value);
+        for (number, value) in [back.r8, back.r9, back.r10, back.r11].into_iter().enumerate() {
+            self.load(8 + number as u8, value);
         }
+        for (number, value) in [back.r12, back.r13, back.r14, back.r15].into_iter().enumerate() {
+            self.load(12 + number as u8, value);
+        }
+        let as_was = self.jump(0xe3); // jrcxz
+        self.leave(EINTR as u64, back.rcx, stopped.rip);
+        self.land(as_was);
+        self.leave(back.rax, back.rcx, back.rip);
+    }
+
+    fn leave(&mut self, rax: u64, rcx: u64, rip: u64) {
+        self.load(0, rax);
+        self.load(1, rcx);
         self.put(&[0xff, 0x25, 0, 0, 0, 0]); // jmp [rip]
-        self.put_u64(to.rip);
+        self.put_u64(rip);
     }
 }
 
-/// Makes the stub that does `job` and then resumes the thread as `back` says, and the registers to enter it with at
+/// The stub's first instructions, by offset: where the kernel goes when it restarts the interrupted call (it sets the
+/// instruction pointer back by the length of `syscall`), where it goes when a signal's handler has interrupted that call for
+/// good, and where a thread that was in no such call begins.
+const RESTARTED: u64 = 0;
+const INTERRUPTED: u64 = SYSCALL_BYTES;
+const PLAIN: u64 = 7;
+
+/// Makes the stub that does `job` and then resumes the thread that is `stopped`, and the registers to enter it with at
 /// `stub`.
+///
+/// A thread that was in a call which is to be restarted enters with the kernel's restart code still in its registers: so it
+/// is the kernel that decides, when the thread gets to run, between making the call again and letting a signal that came
+/// meanwhile interrupt it. The stub only remembers the decision (in `rbp`), and acts on it after its job.
 #[must_use]
-pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registers) {
+pub fn stub(job: Job, stub: u64, stopped: &Registers) -> ([u8; STUB_BYTES], Registers) {
+    let back = &resumed(stopped);
     let mut code = Code {
         bytes: [0xcc; STUB_BYTES],
         len: 0,
     };
     let mut enter = *back;
-    enter.rip = stub;
-    enter.orig_rax = u64::MAX;
     enter.eflags &= !TF_AND_DF;
+    enter.rbp = 0;
+    let restart = is_restart(stopped);
+    let number;
+    if restart {
+        (enter.rax, enter.orig_rax, enter.rip) = (stopped.rax, stopped.orig_rax, stub + INTERRUPTED);
+    } else {
+        (enter.orig_rax, enter.rip) = (u64::MAX, stub + PLAIN);
+    }
+    code.put(&[0xeb, (PLAIN - INTERRUPTED) as u8]); // RESTARTED: jmp PLAIN
+    code.put(&[0xbd, 1, 0, 0, 0]); // INTERRUPTED: mov ebp, 1
+    debug_assert!(RESTARTED == 0 && code.len as u64 == PLAIN);
     match job {
         Job::Map { address, len, nonce } => {
             const FLAGS: i32 =
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
-            enter.rax = SYS_MMAP;
+            number = SYS_MMAP;
             enter.rdi = address;
             enter.rsi = len;
             enter.rdx = (libc::PROT_READ | libc::PROT_WRITE) as u64;
             enter.r10 = FLAGS as u64;
             enter.r8 = u64::MAX;
             enter.r9 = 0;
-            code.put(&[0x0f, 0x05]); // syscall
+            code.call(number);
             code.put(&[0x48, 0x39, 0xf8]); // cmp rax, rdi
             let elsewhere = code.jump(0x75); // jne
             code.put(&[0x48, 0xb8]); // mov rax, nonce
@@ -218,9 +283,7 @@ pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registe
             code.put(&[0x48, 0x85, 0xc0]); // test rax, rax
             let failed = code.jump(0x78); // js
             code.put(&[0x48, 0x89, 0xc7]); // mov rdi, rax
-            code.put(&[0xb8]); // mov eax, munmap
-            code.put(&(SYS_MUNMAP as u32).to_le_bytes());
-            code.put(&[0x0f, 0x05]); // syscall
+            code.call(SYS_MUNMAP);
             code.land(done);
             code.land(failed);
         }
@@ -232,7 +295,7 @@ pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registe
             status,
             refused,
         } => {
-            enter.rax = SYS_MPROTECT;
+            number = SYS_MPROTECT;
             enter.rdi = text;
             enter.rsi = text_len;
             enter.rdx = (libc::PROT_READ | libc::PROT_EXEC) as u64;
@@ -241,7 +304,7 @@ pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registe
             enter.r14 = function;
             enter.r15 = xsave;
             let wide = std::arch::is_x86_feature_detected!("xsave");
-            code.put(&[0x0f, 0x05]); // syscall
+            code.call(number);
             code.put(&[0x48, 0x85, 0xc0]); // test rax, rax
             let refused = code.jump(0x75); // jne
             code.put(&[0x4c, 0x89, 0xfc]); // mov rsp, r15
@@ -266,13 +329,13 @@ pub fn stub(job: Job, stub: u64, back: &Registers) -> ([u8; STUB_BYTES], Registe
             code.land(done);
         }
         Job::Unmap { address, len } => {
-            enter.rax = SYS_MUNMAP;
+            number = SYS_MUNMAP;
             enter.rdi = address;
             enter.rsi = len;
-            code.put(&[0x0f, 0x05]); // syscall
+            code.call(number);
         }
     }
-    code.restore(back);
+    code.restore(back, stopped);
     debug_assert!(code.len <= STUB_BYTES);
     (code.bytes, enter)
 }
@@ -504,6 +567,29 @@ mod tests {
     }
 
     #[test]
+    fn the_kernel_decides_how_an_interrupted_call_goes_on() {
+        let mut regs = registers();
+        (regs.rax, regs.orig_rax, regs.rip, regs.rbp) = (-514_i64 as u64, 23, 0x1002, 77);
+        let job = Job::Unmap { address: 1, len: 2 };
+        let (bytes, enter) = stub(job, 0x5000, &regs);
+        assert_eq!(
+            (enter.rax as i64, enter.orig_rax, enter.rip, enter.rbp),
+            (-514, 23, 0x5002, 0)
+        );
+        // Restarted: back to the instruction with the call's number. Interrupted: behind it, with EINTR.
+        for (rax, rip) in [(23_u64, 0x1000_u64), (-4_i64 as u64, 0x1002)] {
+            let mut way = [0; 10];
+            way[..2].copy_from_slice(&[0x48, 0xb8]);
+            way[2..].copy_from_slice(&rax.to_le_bytes());
+            let at = bytes.windows(10).position(|w| w == way).expect("it loads rax");
+            assert_eq!(bytes[at + 26..at + 34], rip.to_le_bytes());
+        }
+        (regs.rax, regs.orig_rax) = (5, u64::MAX);
+        let (_, enter) = stub(job, 0x5000, &regs);
+        assert_eq!((enter.orig_rax, enter.rip), (u64::MAX, 0x5007));
+    }
+
+    #[test]
     fn every_stub_fits_its_slot() {
         for job in [
             Job::Map {
@@ -524,6 +610,7 @@ mod tests {
             let mut back = registers();
             back.rip = 0x1122_3344_5566_7788;
             let (bytes, _) = stub(job, 0x1000, &back);
+            assert!(bytes[STUB_BYTES - 1] == 0xcc, "{job:?} fills its slot");
             let address = back.rip.to_le_bytes();
             assert!(bytes.windows(8).any(|w| w == address), "{job:?} is cut");
         }
