@@ -19,9 +19,9 @@ const LEAVE_DEADLINE: Duration = Duration::from_secs(2);
 /// Pause before the last look: a thread that was preempted inside a function which reads and writes the allocators may
 /// hold our pointers where nobody sees them.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Stub slots of the two hijacks; the first two belong to the attach.
-const STOP_SLOT: u64 = 2;
-const UNMAP_SLOT: u64 = 3;
+/// Stub slots of the two hijacks.
+const STOP_SLOT: u64 = 0;
+const UNMAP_SLOT: u64 = 1;
 
 /// Why a target could not be cured completely.
 #[derive(Debug, thiserror::Error)]
@@ -146,6 +146,12 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
         if stopped || !is_started(word(offset_of!(Control, status))?) && verify(&text) {
             break;
         }
+    }
+    if !clear_stubs(pid, &memory, &identity) {
+        return Ok(Cure::Inert {
+            why: Inert::Busy,
+            hijacks,
+        });
     }
     let tail = identity.stub + UNMAP_SLOT * STUB_BYTES as u64;
     hijacks.push(unmap(pid, &memory, identity.base, identity.len, tail)?);

@@ -10,7 +10,7 @@
     reason = "fork, shared memory with the child, and ptrace requests that nix does not have"
 )]
 
-use crate::arch::{self, Call, Gadgets, Job, Registers};
+use crate::arch::{self, Call, Gadgets, Job, Registers, Signals};
 use crate::observe::Watch;
 use nix::sys::ptrace;
 use nix::sys::wait::WaitPidFlag;
@@ -204,6 +204,9 @@ enum Way<'a> {
         call: Call,
         gadgets: Gadgets,
         stacks: &'a [Stack],
+        /// A thread that must not be taken out of a call: it handles signals, and one that came in this moment would not
+        /// interrupt the call.
+        spare: Option<i32>,
     },
 }
 
@@ -220,7 +223,7 @@ pub struct Stack {
 
 /// Makes one of `threads` of `pid` do `call` without any code of ours, see [`arch::return_frame`]. Only a thread that is on
 /// its own stack is taken: the main thread on the stack that the kernel made, or one whose thread control block lies in
-/// the same mapping.
+/// the same mapping; and the main thread of a program that handles signals only while it is in no call.
 ///
 /// # Errors
 /// See [`HijackError`]; [`HijackError::Timeout`] also when no thread is fit for it.
@@ -231,7 +234,16 @@ pub fn call(
     gadgets: Gadgets,
     stacks: &[Stack],
 ) -> Result<Hijacked, HijackError> {
-    hijack_by(pid, threads, Way::Return { call, gadgets, stacks })
+    /// SIGINT, which is nearly always caught, and the two that the C library keeps for itself.
+    const USUAL: u64 = 1 << (libc::SIGINT - 1) | 3 << 31;
+    let spare = (caught_signals(pid) & !USUAL != 0).then_some(pid);
+    let way = Way::Return {
+        call,
+        gadgets,
+        stacks,
+        spare,
+    };
+    hijack_by(pid, threads, way)
 }
 
 /// Redirects one of `threads` (in this order of preference) of `pid` to a stub at `stub_at` that does `job`.
@@ -256,7 +268,8 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
         })?;
     let report = Shared::new()?;
     let fd = memory.as_raw_fd();
-    in_child(|| redirect(&report, threads, fd, way))?;
+    let caught = caught_signals(pid);
+    in_child(|| redirect(&report, threads, fd, way, caught))?;
     let tid = report.tid.load(Ordering::Acquire) as i32;
     let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
     match report.state.load(Ordering::Acquire) {
@@ -279,6 +292,14 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
             deadline: STOP_DEADLINE,
         }),
     }
+}
+
+/// The signals for which `pid` has handlers, a bit each.
+fn caught_signals(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
 }
 
 /// How a thread stopped.
@@ -474,7 +495,7 @@ fn put_frame(
 }
 
 /// The child's work in [`hijack`].
-fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>) {
+fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64) {
     let fail = |state: u32, errno: i32, tid: i32| {
         report.errno.store(errno as u32, Ordering::Release);
         report.tid.store(tid as u32, Ordering::Release);
@@ -536,11 +557,21 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>) {
                     return fail(OCCUPIED, 0, tid);
                 }
                 Way::Stub { at, job } => {
-                    let (bytes, enter) = arch::stub(job, at, &regs);
+                    let signals = Signals {
+                        blocked: signal_mask(thread).unwrap_or(0),
+                        caught,
+                    };
+                    let (bytes, enter) = arch::stub(job, at, &regs, signals);
                     write_memory(memory, at, &bytes).map(|()| enter)
                 }
-                Way::Return { call, gadgets, stacks } => {
-                    match put_frame(thread, &regs, memory, call, gadgets, stacks) {
+                Way::Return {
+                    call,
+                    gadgets,
+                    stacks,
+                    spare,
+                } => {
+                    let spared = spare == Some(tid) && arch::is_restart(&regs);
+                    match put_frame(thread, &regs, memory, call, gadgets, stacks).filter(|_| !spared) {
                         Some(enter) => Ok(enter),
                         None => {
                             let _ = ptrace::detach(thread, None);

@@ -19,8 +19,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const STUB_DEADLINE: Duration = Duration::from_millis(800);
 /// Time that a thread which was not wanted any more gets to say that it had begun before.
 const LAST_CHANCE: Duration = Duration::from_millis(100);
-/// Stub slots used by one attach and detach.
-pub(crate) const SLOTS: u64 = 4;
+/// Slots of stubs. Two hijacks in a row use different ones, and each must be zero before.
+pub(crate) const SLOTS: u64 = 2;
 
 /// Why the target could not be infected. It is as it was before, except that it may have an inert mapping of ours.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use libc::user_regs_struct;
 pub type Registers = user_regs_struct;
 
 /// Longest stub, in bytes; each has a slot of this size.
-pub const STUB_BYTES: usize = 336;
+pub const STUB_BYTES: usize = 480;
 
 const SYS_MMAP: u64 = 9;
 const SYS_MPROTECT: u64 = 10;
@@ -20,7 +20,8 @@ const ERESTART_RESTARTBLOCK: i64 = -516;
 const EINTR: i64 = -4;
 
 /// True if the kernel would restart the call that the thread was stopped in.
-fn is_restart(stopped: &Registers) -> bool {
+#[must_use]
+pub fn is_restart(stopped: &Registers) -> bool {
     stopped.orig_rax as i64 >= 0
         && matches!(
             stopped.rax as i64,
@@ -177,6 +178,44 @@ impl Code {
         self.put(&[0x0f, 0x05]);
     }
 
+    /// A word among the code; its offset.
+    fn data(&mut self, word: u64) -> usize {
+        self.put_u64(word);
+        self.len - 8
+    }
+
+    /// `rt_sigprocmask(SIG_SETMASK, the word at offset, NULL, 8)`
+    fn mask(&mut self, at: usize) {
+        const SYS_RT_SIGPROCMASK: u64 = 14;
+        self.put(&[0xbf, libc::SIG_SETMASK as u8, 0, 0, 0]); // mov edi, SIG_SETMASK
+        self.put(&[0x48, 0x8d, 0x35]); // lea rsi, [rip + distance]
+        let distance = at as i32 - (self.len as i32 + 4);
+        self.put(&distance.to_le_bytes());
+        self.put(&[0x31, 0xd2]); // xor edx, edx
+        self.put(&[0x41, 0xba, 8, 0, 0, 0]); // mov r10d, 8
+        self.call(SYS_RT_SIGPROCMASK);
+    }
+
+    /// Sets `rbp` if a signal waits that has a handler and is only blocked by us. The answer is written below the red zone,
+    /// where a signal's frame would be.
+    fn heed_pending(&mut self, signals: Signals) {
+        const SYS_RT_SIGPENDING: u64 = 127;
+        const BELOW_RED_ZONE: [u8; 4] = (-0x98_i32).to_le_bytes();
+        self.put(&[0x48, 0x8d, 0xbc, 0x24]); // lea rdi, [rsp - 0x98]
+        self.put(&BELOW_RED_ZONE);
+        self.put(&[0xbe, 8, 0, 0, 0]); // mov esi, 8
+        self.call(SYS_RT_SIGPENDING);
+        self.put(&[0x85, 0xc0]); // test eax, eax
+        let failed = self.jump(0x75); // jne
+        self.load(1, signals.caught & !signals.blocked);
+        self.put(&[0x48, 0x85, 0x8c, 0x24]); // test [rsp - 0x98], rcx
+        self.put(&BELOW_RED_ZONE);
+        let none = self.jump(0x74); // je
+        self.put(&[0xbd, 1, 0, 0, 0]); // mov ebp, 1
+        self.land(failed);
+        self.land(none);
+    }
+
     /// A short jump; returns where its operand is.
     fn jump(&mut self, opcode: u8) -> usize {
         self.put(&[opcode, 0]);
@@ -234,14 +273,24 @@ const RESTARTED: u64 = 0;
 const INTERRUPTED: u64 = SYSCALL_BYTES;
 const PLAIN: u64 = 7;
 
+/// The signals of a thread and its process, a bit each, as a stub needs them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Signals {
+    /// Blocked by the thread.
+    pub blocked: u64,
+    /// With a handler.
+    pub caught: u64,
+}
+
 /// Makes the stub that does `job` and then resumes the thread that is `stopped`, and the registers to enter it with at
 /// `stub`.
 ///
 /// A thread that was in a call which is to be restarted enters with the kernel's restart code still in its registers: so it
 /// is the kernel that decides, when the thread gets to run, between making the call again and letting a signal that came
-/// meanwhile interrupt it. The stub only remembers the decision (in `rbp`), and acts on it after its job.
+/// meanwhile interrupt it. The stub only remembers the decision (in `rbp`), and acts on it after its job. While it works it
+/// blocks all signals; one that came in this time and has a handler interrupts the call as well.
 #[must_use]
-pub fn stub(job: Job, stub: u64, stopped: &Registers) -> ([u8; STUB_BYTES], Registers) {
+pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8; STUB_BYTES], Registers) {
     let back = &resumed(stopped);
     let mut code = Code {
         bytes: [0xcc; STUB_BYTES],
@@ -251,7 +300,6 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers) -> ([u8; STUB_BYTES], Regi
     enter.eflags &= !TF_AND_DF;
     enter.rbp = 0;
     let restart = is_restart(stopped);
-    let number;
     if restart {
         (enter.rax, enter.orig_rax, enter.rip) = (stopped.rax, stopped.orig_rax, stub + INTERRUPTED);
     } else {
@@ -260,18 +308,24 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers) -> ([u8; STUB_BYTES], Regi
     code.put(&[0xeb, (PLAIN - INTERRUPTED) as u8]); // RESTARTED: jmp PLAIN
     code.put(&[0xbd, 1, 0, 0, 0]); // INTERRUPTED: mov ebp, 1
     debug_assert!(RESTARTED == 0 && code.len as u64 == PLAIN);
+    let over_data = code.jump(0xeb);
+    let all = code.data(u64::MAX);
+    let before = code.data(signals.blocked);
+    code.land(over_data);
+    code.mask(all);
     match job {
         Job::Map { address, len, nonce } => {
             const FLAGS: i32 =
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
-            number = SYS_MMAP;
-            enter.rdi = address;
-            enter.rsi = len;
-            enter.rdx = (libc::PROT_READ | libc::PROT_WRITE) as u64;
-            enter.r10 = FLAGS as u64;
-            enter.r8 = u64::MAX;
-            enter.r9 = 0;
-            code.call(number);
+            (enter.r12, enter.r13) = (address, len);
+            code.put(&[0x4c, 0x89, 0xe7]); // mov rdi, r12
+            code.put(&[0x4c, 0x89, 0xee]); // mov rsi, r13
+            code.put(&[0xba, (libc::PROT_READ | libc::PROT_WRITE) as u8, 0, 0, 0]); // mov edx, protection
+            code.put(&[0x41, 0xba]); // mov r10d, flags
+            code.put(&FLAGS.to_le_bytes());
+            code.put(&[0x49, 0xc7, 0xc0, 0xff, 0xff, 0xff, 0xff]); // mov r8, -1
+            code.put(&[0x45, 0x31, 0xc9]); // xor r9d, r9d
+            code.call(SYS_MMAP);
             code.put(&[0x48, 0x39, 0xf8]); // cmp rax, rdi
             let elsewhere = code.jump(0x75); // jne
             code.put(&[0x48, 0xb8]); // mov rax, nonce
@@ -295,16 +349,17 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers) -> ([u8; STUB_BYTES], Regi
             status,
             refused,
         } => {
-            number = SYS_MPROTECT;
-            enter.rdi = text;
-            enter.rsi = text_len;
-            enter.rdx = (libc::PROT_READ | libc::PROT_EXEC) as u64;
+            enter.rbx = text;
             enter.r12 = status;
             enter.r13 = refused;
             enter.r14 = function;
             enter.r15 = xsave;
             let wide = std::arch::is_x86_feature_detected!("xsave");
-            code.call(number);
+            code.put(&[0x48, 0x89, 0xdf]); // mov rdi, rbx
+            code.put(&[0xbe]); // mov esi, length
+            code.put(&(text_len as u32).to_le_bytes());
+            code.put(&[0xba, (libc::PROT_READ | libc::PROT_EXEC) as u8, 0, 0, 0]); // mov edx, protection
+            code.call(SYS_MPROTECT);
             code.put(&[0x48, 0x85, 0xc0]); // test rax, rax
             let refused = code.jump(0x75); // jne
             code.put(&[0x4c, 0x89, 0xfc]); // mov rsp, r15
@@ -327,14 +382,19 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers) -> ([u8; STUB_BYTES], Regi
             code.put(&[0x49, 0x89, 0x44, 0x24, 0x08]); // mov [r12 + 8], rax
             code.put(&[0x4d, 0x89, 0x2c, 0x24]); // mov [r12], r13
             code.land(done);
+            code.load(4, back.rsp);
         }
         Job::Unmap { address, len } => {
-            number = SYS_MUNMAP;
-            enter.rdi = address;
-            enter.rsi = len;
-            code.call(number);
+            (enter.r12, enter.r13) = (address, len);
+            code.put(&[0x4c, 0x89, 0xe7]); // mov rdi, r12
+            code.put(&[0x4c, 0x89, 0xee]); // mov rsi, r13
+            code.call(SYS_MUNMAP);
         }
     }
+    if restart {
+        code.heed_pending(signals);
+    }
+    code.mask(before);
     code.restore(back, stopped);
     debug_assert!(code.len <= STUB_BYTES);
     (code.bytes, enter)
@@ -571,7 +631,7 @@ mod tests {
         let mut regs = registers();
         (regs.rax, regs.orig_rax, regs.rip, regs.rbp) = (-514_i64 as u64, 23, 0x1002, 77);
         let job = Job::Unmap { address: 1, len: 2 };
-        let (bytes, enter) = stub(job, 0x5000, &regs);
+        let (bytes, enter) = stub(job, 0x5000, &regs, Signals::default());
         assert_eq!(
             (enter.rax as i64, enter.orig_rax, enter.rip, enter.rbp),
             (-514, 23, 0x5002, 0)
@@ -585,7 +645,7 @@ mod tests {
             assert_eq!(bytes[at + 26..at + 34], rip.to_le_bytes());
         }
         (regs.rax, regs.orig_rax) = (5, u64::MAX);
-        let (_, enter) = stub(job, 0x5000, &regs);
+        let (_, enter) = stub(job, 0x5000, &regs, Signals::default());
         assert_eq!((enter.orig_rax, enter.rip), (u64::MAX, 0x5007));
     }
 
@@ -609,7 +669,7 @@ mod tests {
         ] {
             let mut back = registers();
             back.rip = 0x1122_3344_5566_7788;
-            let (bytes, _) = stub(job, 0x1000, &back);
+            let (bytes, _) = stub(job, 0x1000, &back, Signals::default());
             assert!(bytes[STUB_BYTES - 1] == 0xcc, "{job:?} fills its slot");
             let address = back.rip.to_le_bytes();
             assert!(bytes.windows(8).any(|w| w == address), "{job:?} is cut");
