@@ -63,7 +63,7 @@ pub enum AttachError {
         pid: i32,
     },
     /// A function that the shim needs is not in the interpreter's symbol tables.
-    #[error("the interpreter of process {pid} does not export {symbol}, which pyheap needs up to Python 3.11")]
+    #[error("the interpreter of process {pid} does not export {symbol}, which pyheap needs")]
     NoSymbol {
         /// The target.
         pid: i32,
@@ -590,7 +590,12 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
     let interpreter = &target.interpreter;
     let symbols = &interpreter.symbols;
     let need = |symbol: Option<RemoteAddr>, name| symbol.ok_or(AttachError::NoSymbol { pid, symbol: name });
-    let current_tstate = need(symbols.current_thread_state, "_PyThreadState_UncheckedGet")?;
+    let getter = if interpreter.version.minor < 13 {
+        "_PyThreadState_UncheckedGet"
+    } else {
+        "PyThreadState_GetUnchecked"
+    };
+    let current_tstate = need(symbols.current_thread_state, getter)?;
     let table = interpreter
         .layout
         .runtime
