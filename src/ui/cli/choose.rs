@@ -10,8 +10,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// First pause between two looks at a program that has just been started; it grows by a tenth each time.
+/// Pause between two looks at a program that has just been started. After [`EAGER`] it grows by a tenth each time.
 const LOOK: Duration = Duration::from_millis(1);
+/// As long as this, what the program does first is worth some processor time of ours.
+const EAGER: Duration = Duration::from_secs(2);
 /// Longest pause.
 const LONGEST_LOOK: Duration = Duration::from_millis(50);
 /// A Python that cannot be attached to for this long after it was seen will not change: a launcher would have become
@@ -215,7 +217,9 @@ impl Started {
                 _ => seen_unsupported = None,
             }
             std::thread::sleep(pause);
-            pause = (pause + pause / 10).min(LONGEST_LOOK);
+            if started.elapsed() > EAGER {
+                pause = (pause + pause / 10).min(LONGEST_LOOK);
+            }
         }
     }
 

@@ -144,7 +144,14 @@ fn private_code(pid: i32) -> Vec<PrivateCode> {
 fn render(found: &Process) -> String {
     let pid = found.pid;
     let mut text = match (&found.python, &found.why_not) {
-        (Some(version), _) => format!("process {pid}: Python {version}, can be attached to\n"),
+        (Some(version), _) => {
+            let owner = found.regions.iter().find_map(|region| region.owner);
+            let state = owner.map_or_else(
+                || "can be attached to".to_owned(),
+                |owner| format!("recorded by pyheap (pid {owner})"),
+            );
+            format!("process {pid}: Python {version}, {state}\n")
+        }
         (None, Some(why)) => format!("process {pid} cannot be attached to: {why}\n"),
         (None, None) => format!("process {pid}\n"),
     };

@@ -33,7 +33,7 @@ const PROGRESS_LOG: Duration = Duration::from_secs(10);
 /// terminal) or shown the list. Ctrl-C ends the recording: the files are complete then and the process is as before.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit codes: 0 recorded; 1 the recording failed on the way, what there is is kept; 2 wrong usage, \
+    after_help = "Exit codes: 0 recorded; 1 something failed, what was recorded until then is kept; 2 wrong usage, \
 or no or several processes to choose from; 3 no such process; 4 not permitted; 5 not a supported Python; 6 already \
 traced or recorded by another; 7 cannot be attached to for another reason."
 )]
@@ -71,7 +71,11 @@ pub struct Args {
     #[arg(skip)]
     pub temporary: bool,
 
-    /// Start this program and record it from the moment its interpreter is up.
+    /// Start this program and record it from the moment its interpreter is up (what it allocates in its first
+    /// hundredths of a second is not seen).
+    ///
+    /// Its end ends the recording; its exit code is reported, not passed on. Ctrl-C at a terminal reaches the program, too,
+    /// as always. When the recording ends before the program, that runs on.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
@@ -179,8 +183,17 @@ pub fn record(
     };
     let session = match Session::attach(target, options) {
         Ok(session) => session,
-        Err(error) => return Err(attach_failure(pid, error)),
+        Err(error) => {
+            if let Some(program) = program.as_deref_mut()
+                && let Some(status) = program.ended()
+            {
+                let text = format!("{} ended before pyheap could attach to it: {status}", program.name);
+                return Err(Failure::failed(text));
+            }
+            return Err(attach_failure(pid, error));
+        }
     };
+    let program_name = program.as_ref().map(|program| program.name.clone());
     let begun = Instant::now();
     let files = ProfileWriter::create(
         &args.output,
@@ -218,6 +231,7 @@ pub fn record(
         Why::Duration => (EndReason::DurationReached, None),
         Why::Stop(stop) => (end_reason(&stop, program), Some(stop)),
     };
+    let program_left = program_name.filter(|_| !matches!(stopped, Some(Stop::TargetGone | Stop::TargetReplaced)));
     let live = Arc::clone(&recorder.live);
     let outcome = recorder.finish(&session, &reason);
     let cured = match stopped {
@@ -227,6 +241,9 @@ pub fn record(
         }
         _ => detach(session),
     };
+    if let Some(name) = program_left {
+        note(&format!("{name} runs on as process {pid}"));
+    }
     report(
         args,
         &outcome,
