@@ -103,9 +103,10 @@ fn compare(rows: &[Row], truth: &Value, period: f64) -> String {
             if k < low as f64 || k > high as f64 {
                 let _ = writeln!(problems, "{}: {k} samples, not in [{low}, {high}]", site.name);
             }
-            // One sample may be of something else: pymalloc's own table of arenas grows (in the raw domain) under
-            // whatever line needs a new arena.
-            if (objects - k / p).abs() > TABLE_ERROR * objects + 1.0 / p + 1e-6 {
+            // A few samples may be of something else: pymalloc's own tables of arenas grow (in the raw domain) under
+            // whatever line needs a new arena. The target lets them grow before, but a new arena can be far from the
+            // earlier ones; a node of 256 KiB has the bytes of 2.3 samples of a small object.
+            if (objects - k / p).abs() > TABLE_ERROR * objects + 5.0 / p + 1e-6 {
                 let _ = writeln!(problems, "{}: {objects} objects instead of {}", site.name, k / p);
             }
         }

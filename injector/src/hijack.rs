@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for one thread to stop; one that sleeps uninterruptibly does not, and another is taken.
 const STOP_DEADLINE: Duration = Duration::from_millis(200);
+/// Longest wait for a thread that would stop if it got a processor: on an overloaded machine that takes a while, and no
+/// other thread would be faster.
+const STARVED_DEADLINE: Duration = Duration::from_secs(5);
 /// Longest time for finding a thread that can be redirected.
 const HIJACK_DEADLINE: Duration = Duration::from_millis(800);
 /// Threads that one child looks at.
@@ -310,8 +313,31 @@ enum Stop {
     Late,
 }
 
+/// Whether `tid` runs or waits for a processor, by /proc/TID/stat. No allocation: also called in a forked child.
+fn is_runnable(tid: Pid) -> bool {
+    use std::io::{Cursor, Read, Write};
+    let mut path = [0; 32];
+    let mut name = Cursor::new(&mut path[..]);
+    if write!(name, "/proc/{tid}/stat").is_err() {
+        return false;
+    }
+    let len = name.position() as usize;
+    let Some(Ok(path)) = path.get(..len).map(std::str::from_utf8) else {
+        return false;
+    };
+    let (mut stat, mut have) = ([0; 512], 0);
+    let Ok(mut file) = File::open(path) else { return false };
+    while let Some(Ok(n @ 1..)) = stat.get_mut(have..).map(|rest| file.read(rest)) {
+        have += n;
+    }
+    // "TID (NAME) STATE …", and a name can have any character in it.
+    let after = stat.iter().rposition(|&byte| byte == b')').map(|at| at + 2);
+    after.and_then(|at| stat.get(at)) == Some(&b'R')
+}
+
 /// Waits until `tid`, seized and interrupted, has stopped for us. Signals that come in between are passed on.
-fn wait_for_stop(tid: Pid, deadline: Instant) -> Stop {
+fn wait_for_stop(tid: Pid, mut deadline: Instant) -> Stop {
+    let begun = Instant::now();
     loop {
         let mut status = 0;
         // Not nix's: it does not know real-time signals, and what waitpid has told once is gone.
@@ -320,7 +346,10 @@ fn wait_for_stop(tid: Pid, deadline: Instant) -> Stop {
         if answer == 0 {
             let now = Instant::now();
             if now > deadline {
-                return Stop::Late;
+                if now > begun + STARVED_DEADLINE || !is_runnable(tid) {
+                    return Stop::Late;
+                }
+                deadline = now + STOP_DEADLINE / 4;
             }
             wait_for_child_signal(deadline - now);
             continue;
