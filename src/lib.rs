@@ -2,12 +2,13 @@
 //!
 //! The folders of this crate sort in the order in which a sample visits them: [`attach`] finds the interpreter and puts
 //! the shim there, [`collect`] drains its ring, [`frames`] turns raw frames into file, line and function, [`profile`]
-//! writes and reads the files, [`report`] makes answers of them, [`ui`] shows them.
+//! writes and reads the files, [`reader`] answers questions about them, [`report`] makes answers of them, [`ui`] shows them.
 
 pub mod attach;
 pub mod collect;
 pub mod frames;
 pub mod profile;
+pub mod reader;
 pub mod report;
 pub mod ui;
 

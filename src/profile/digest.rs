@@ -11,18 +11,36 @@
 //! The digest is written beside its final name and renamed when it is complete, so a failure keeps an older one.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::digest_file::DigestFile;
 use super::hpd::RawEvent;
-use super::live::{Tally, TraceMap};
+use super::live::TraceMap;
 use super::names::Part;
+use super::ranking::Ranking;
 use super::reader::{ReadError, Reader};
-use super::sampling::SamplingTable;
+use super::sampling::{SamplingTable, WeightCache};
 
 /// More snapshots are refused: only a damaged time in the file, or an interval by mistake, asks for them.
 pub const MAX_SNAPSHOTS: u64 = 10_000_000;
+
+/// After so many events the caller is told how far it is.
+const PROGRESS_EVENTS: u64 = 1 << 18;
+
+/// How far the making of a digest is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Events that are condensed.
+    pub events: u64,
+    /// Bytes of the .hpd that are read.
+    pub bytes: u64,
+    /// Its length.
+    pub bytes_total: u64,
+    /// Time that has passed in the recording.
+    pub clock: Duration,
+}
 
 /// How a digest is computed; see the module documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,6 +91,8 @@ pub struct DigestSummary {
     pub events: u64,
     /// Whole milliseconds between snapshots.
     pub interval_millis: u64,
+    /// Whether it was stopped before the end of the events, so that it shows less than there is.
+    pub is_interrupted: bool,
 }
 
 /// Makes the .hpc of a profile, replacing an older one. The interval is cut to whole milliseconds.
@@ -81,6 +101,18 @@ pub fn make_digest(
     interval: Duration,
     precision: f64,
     mode: DigestMode,
+) -> Result<DigestSummary, DigestError> {
+    make_digest_with(reader, interval, precision, mode, |_| ControlFlow::Continue(()))
+}
+
+/// Makes the .hpc of a profile and tells about it on the way. When `progress` answers `Break`, the digest ends with the last
+/// tick that was reached: it is valid, only shorter.
+pub fn make_digest_with(
+    reader: &Reader,
+    interval: Duration,
+    precision: f64,
+    mode: DigestMode,
+    progress: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<DigestSummary, DigestError> {
     let interval_millis = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
     if interval_millis == 0 {
@@ -101,44 +133,161 @@ pub fn make_digest(
         path: path.clone(),
         source,
     };
-    let mut output = DigestFile::create(path.clone(), start, interval_millis, precision).map_err(failed)?;
-    let events = match mode {
-        DigestMode::Exact => exact(reader, &mut output, interval_millis)?,
-        DigestMode::Compatible => compatible(reader, &mut output, interval_millis)?,
+    let output = DigestFile::create(path.clone(), start, interval_millis, precision).map_err(failed)?;
+    let mut making = Making {
+        reader,
+        output,
+        interval_millis,
+        progress,
+        events: 0,
+        is_interrupted: false,
     };
-    let snapshots = output.len();
-    let len = output.finish().map_err(failed)?;
+    match mode {
+        DigestMode::Exact => making.exact()?,
+        DigestMode::Compatible => making.compatible()?,
+    }
+    let (events, is_interrupted) = (making.events, making.is_interrupted);
+    let snapshots = making.output.len();
+    let len = making.output.finish().map_err(failed)?;
     Ok(DigestSummary {
         path,
         len,
         snapshots,
         events,
         interval_millis,
+        is_interrupted,
     })
 }
 
-fn exact(reader: &Reader, output: &mut DigestFile, interval_millis: u64) -> Result<u64, DigestError> {
-    let interval = interval_millis.saturating_mul(1000);
-    let elapsed = u64::try_from(reader.elapsed()?.as_micros()).unwrap_or(u64::MAX);
-    check_count(elapsed / interval)?;
-    let mut tally = Tally::new(reader.weights(), reader.trace_count());
-    let mut due = interval;
-    let mut count = 0;
-    for event in reader.events()? {
-        let clock = u64::try_from(event.clock.as_micros()).unwrap_or(u64::MAX);
-        while due < clock {
-            output.snapshot(live_entries(&tally))?;
+/// Live bytes of a trace, and the records that they are made of.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sum {
+    bytes: f64,
+    records: u32,
+}
+
+impl Sum {
+    /// As [`Tally`](super::live::Tally) counts, but for bytes alone.
+    #[inline]
+    fn apply(&mut self, bytes: f64, is_free: bool) {
+        if !is_free {
+            self.bytes += bytes;
+            self.records = self.records.saturating_add(1);
+        } else if self.records <= 1 {
+            *self = Self::default();
+        } else {
+            self.bytes = (self.bytes - bytes).max(0.0);
+            self.records -= 1;
+        }
+    }
+}
+
+/// A digest on its way.
+struct Making<'a, P> {
+    reader: &'a Reader,
+    output: DigestFile,
+    interval_millis: u64,
+    progress: P,
+    events: u64,
+    is_interrupted: bool,
+}
+
+impl<P: FnMut(Progress) -> ControlFlow<()>> Making<'_, P> {
+    /// Counts an event; true if it is time to stop.
+    #[inline]
+    fn count(&mut self, at: impl Fn() -> (Duration, u64)) -> bool {
+        self.events += 1;
+        if !self.events.is_multiple_of(PROGRESS_EVENTS) {
+            return false;
+        }
+        let (clock, bytes) = at();
+        let progress = Progress {
+            events: self.events,
+            bytes,
+            bytes_total: self.reader.events_len(),
+            clock,
+        };
+        self.is_interrupted = (self.progress)(progress).is_break();
+        self.is_interrupted
+    }
+
+    fn exact(&mut self) -> Result<(), DigestError> {
+        let interval = self.interval_millis.saturating_mul(1000);
+        let mut weights = WeightCache::new(self.reader.weights());
+        let mut sums: TraceMap<Sum> = TraceMap::new(self.reader.trace_count());
+        let mut ranking = Ranking::new(self.reader.trace_count());
+        let mut clock = 0u64;
+        let mut due = interval;
+        let mut events = self.reader.raw_events()?;
+        while let Some(event) = events.next() {
+            if !event.is_negative() {
+                let step = event.secs.saturating_mul(1_000_000).saturating_add(event.micros);
+                clock = clock.saturating_add(step);
+            }
+            if due < clock {
+                check_count((clock - due) / interval + self.output.len() as u64)?;
+                ranking.update(|index| live_bytes(&mut sums, index));
+                while due < clock {
+                    self.output.snapshot(ranking.entries())?;
+                    due = due.saturating_add(interval);
+                }
+            }
+            let bytes = event.size as f64 * weights.of(event.size).objects;
+            sums.entry(event.trace()).apply(bytes, event.is_free());
+            ranking.touch(event.trace());
+            if self.count(|| (Duration::from_micros(clock), events.offset())) {
+                return Ok(());
+            }
+        }
+        let elapsed = clock.max(u64::try_from(self.reader.sidecar_end().as_micros()).unwrap_or(u64::MAX));
+        check_count(elapsed.saturating_sub(due) / interval + self.output.len() as u64)?;
+        ranking.update(|index| live_bytes(&mut sums, index));
+        while due < elapsed {
+            self.output.snapshot(ranking.entries())?;
             due = due.saturating_add(interval);
         }
-        tally.apply(&event);
-        count += 1;
+        self.output.snapshot(ranking.entries())
     }
-    while due < elapsed {
-        output.snapshot(live_entries(&tally))?;
-        due = due.saturating_add(interval);
+
+    fn compatible(&mut self) -> Result<(), DigestError> {
+        let scale = CompatibleScale::new(self.reader.sampling_table());
+        // `None` is "not in the map": 0 bytes may be in it.
+        let mut live: TraceMap<Option<i64>> = TraceMap::new(self.reader.trace_count());
+        let mut ranking = Ranking::new(self.reader.trace_count());
+        // Sums in f64, step by step, to meet the same ticks as the original.
+        let interval = self.interval_millis as f64 / 1000.0;
+        let (mut now, mut due) = (0.0, interval);
+        let mut events = self.reader.raw_events()?;
+        while let Some(event) = events.next() {
+            let scaled = scale.apply(event);
+            let entry = live.entry(event.trace());
+            *entry = match *entry {
+                None => Some(scaled),
+                Some(bytes) => Some(bytes.saturating_add(scaled)).filter(|sum| *sum != 0),
+            };
+            ranking.touch(event.trace());
+            if !event.is_negative() {
+                now += event.secs as f64 + 1e-6 * event.micros as f64;
+            }
+            if now >= due {
+                check_count(((now - due) / interval) as u64 + self.output.len() as u64)?;
+                // A free without its allocation can make an entry negative, which the file cannot hold.
+                ranking.update(|index| u64::try_from((*live.entry(index))?).ok());
+            }
+            while now >= due {
+                self.output.snapshot(ranking.entries())?;
+                due += interval;
+            }
+            if self.count(|| (Duration::try_from_secs_f64(now).unwrap_or_default(), events.offset())) {
+                break;
+            }
+        }
+        Ok(())
     }
-    output.snapshot(live_entries(&tally))?;
-    Ok(count)
+}
+
+fn live_bytes(sums: &mut TraceMap<Sum>, index: u32) -> Option<u64> {
+    Some(sums.entry(index).bytes.round() as u64).filter(|bytes| *bytes > 0)
 }
 
 fn check_count(count: u64) -> Result<(), DigestError> {
@@ -149,49 +298,15 @@ fn check_count(count: u64) -> Result<(), DigestError> {
     }
 }
 
-fn live_entries(tally: &Tally) -> Vec<(u32, u64)> {
-    let rounded = tally.traces().map(|(index, live)| (index, live.bytes.round() as u64));
-    rounded.filter(|(_, bytes)| *bytes > 0).collect()
-}
-
-fn compatible(reader: &Reader, output: &mut DigestFile, interval_millis: u64) -> Result<u64, DigestError> {
-    let scale = CompatibleScale::new(reader.sampling_table());
-    // `None` is "not in the map": 0 bytes may be in it.
-    let mut live: TraceMap<Option<i64>> = TraceMap::new(reader.trace_count());
-    // Sums in f64, step by step, to meet the same ticks as the original.
-    let interval = interval_millis as f64 / 1000.0;
-    let (mut now, mut due, mut count) = (0.0, interval, 0);
-    for event in reader.raw_events()? {
-        let scaled = scale.apply(event);
-        let entry = live.entry(event.trace());
-        *entry = match *entry {
-            None => Some(scaled),
-            Some(bytes) => Some(bytes.saturating_add(scaled)).filter(|sum| *sum != 0),
-        };
-        if !event.is_negative() {
-            now += event.secs as f64 + 1e-6 * event.micros as f64;
-        }
-        if now >= due {
-            check_count(((now - due) / interval) as u64 + output.len() as u64)?;
-        }
-        while now >= due {
-            // A free without its allocation can make an entry negative, which the file cannot hold.
-            let entries = live
-                .iter()
-                .filter_map(|(index, bytes)| Some((index, u64::try_from((*bytes)?).ok()?)));
-            output.snapshot(entries.collect())?;
-            due += interval;
-        }
-        count += 1;
-    }
-    Ok(count)
-}
-
 /// The original's arithmetic: factors of single precision, the product cut to an integer.
 struct CompatibleScale<'a> {
     table: &'a SamplingTable,
     factors: Vec<f32>,
+    small: Vec<i64>,
 }
+
+/// Sizes below this are scaled in advance.
+const SMALL_SIZES: u64 = 4096;
 
 impl<'a> CompatibleScale<'a> {
     fn new(table: &'a SamplingTable) -> Self {
@@ -202,25 +317,34 @@ impl<'a> CompatibleScale<'a> {
                 0.0
             }
         };
-        Self {
+        let mut scale = Self {
             table,
             factors: table.ranges().iter().map(|range| factor(range.probability())).collect(),
-        }
+            small: Vec::new(),
+        };
+        scale.small = (0..SMALL_SIZES).map(|size| scale.of(size)).collect();
+        scale
     }
 
+    #[inline]
     fn apply(&self, event: RawEvent) -> i64 {
-        let scaled = match self.table.range_of(event.size) {
-            None => i64::try_from(event.size).unwrap_or(i64::MAX),
+        let small = self.small.get(event.size as usize);
+        let scaled = small.copied().unwrap_or_else(|| self.of(event.size));
+        if event.is_free() { -scaled } else { scaled }
+    }
+
+    fn of(&self, size: u64) -> i64 {
+        match self.table.range_of(size) {
+            None => i64::try_from(size).unwrap_or(i64::MAX),
             Some(place) => {
-                let product = event.size as f32 * self.factors[place];
+                let product = size as f32 * self.factors[place];
                 if product < (1u32 << 31) as f32 {
                     product as i64
                 } else {
                     // The original overflows from here on, so there is nothing to match.
-                    (event.size as f64 / self.table.ranges()[place].probability()) as i64
+                    (size as f64 / self.table.ranges()[place].probability()) as i64
                 }
             }
-        };
-        if event.is_free() { -scaled } else { scaled }
+        }
     }
 }

@@ -8,33 +8,60 @@ use std::path::PathBuf;
 use super::digest::DigestError;
 use super::format::{INDEX_MAGIC, SNAPSHOT_MAGIC, VERSION, put_u32, put_u64, put_varint};
 
-/// Puts entries in the order of the file, largest first and equal ones by index, and joins the smallest of them, up to
-/// the fraction `precision` of the total, under index 0.
-fn arrange(entries: &mut Vec<(u32, u64)>, precision: f64) {
-    let order = |entry: &(u32, u64)| (std::cmp::Reverse(entry.1), entry.0);
-    entries.sort_unstable_by_key(order);
+/// What a precision leaves of a snapshot's entries.
+#[derive(Debug, PartialEq, Eq)]
+struct Joined {
+    /// So many of the first entries are kept, except one of index 0 if there is another below.
+    kept: usize,
+    /// The entry of index 0 and its place among them, if it is another than before.
+    other: Option<(usize, u64)>,
+}
+
+/// Joins the smallest entries, up to the fraction `precision` of the total, under index 0. They are sorted, largest first.
+fn join(entries: &[(u32, u64)], precision: f64) -> Joined {
     let total = entries.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
     let slop = (total as f64 * precision) as u64;
     let mut other = 0u64;
+    let mut unknown = None;
     let mut kept = entries.len();
-    // Index 0 stays where it is while others are joined; it is merged below.
-    while let Some(place) = entries[..kept].iter().rposition(|(index, _)| *index != 0) {
-        match other.checked_add(entries[place].1) {
-            Some(sum) if sum <= slop && precision > 0.0 => other = sum,
-            _ => break,
+    if precision > 0.0 {
+        for (place, (index, bytes)) in entries.iter().enumerate().rev() {
+            match other.checked_add(*bytes) {
+                _ if *index == 0 => unknown = Some((place, *bytes)),
+                Some(sum) if sum <= slop => (other, kept) = (sum, place),
+                _ => break,
+            }
         }
-        // An entry of index 0 that was passed over moves to the front part's end and keeps the order.
-        entries[place..kept].rotate_left(1);
-        kept -= 1;
     }
-    entries.truncate(kept);
-    if other > 0 {
-        if let Some(place) = entries.iter().position(|(index, _)| *index == 0) {
-            other = other.saturating_add(entries.remove(place).1);
-        }
-        let place = entries.partition_point(|(_, bytes)| *bytes > other);
-        entries.insert(place, (0, other));
+    let passed = unknown.filter(|(place, _)| *place >= kept);
+    if other == 0 {
+        // What was joined, if anything, was of 0 bytes; the unknown that was passed over comes last.
+        let other = passed.map(|(_, bytes)| (kept, bytes));
+        return Joined { kept, other };
     }
+    let unknown = unknown.or_else(|| {
+        entries
+            .iter()
+            .copied()
+            .enumerate()
+            .find_map(|(place, (index, bytes))| (index == 0).then_some((place, bytes)))
+    });
+    other = other.saturating_add(unknown.map_or(0, |(_, bytes)| bytes));
+    let place = entries[..kept].partition_point(|(_, bytes)| *bytes > other);
+    Joined {
+        kept,
+        other: Some((place, other)),
+    }
+}
+
+/// The entries that are written, in order.
+fn arranged(entries: &[(u32, u64)], precision: f64) -> impl Iterator<Item = (u32, u64)> + Clone {
+    let Joined { kept, other } = join(entries, precision);
+    let (place, other) = other.map_or((kept, None), |(place, bytes)| (place, Some((0, bytes))));
+    let is_kept = move |entry: &&(u32, u64)| other.is_none() || entry.0 != 0;
+    let before = entries[..place].iter().filter(is_kept).copied();
+    let after = entries[place..kept].iter().filter(is_kept).copied();
+    before.chain(other).chain(after)
 }
 
 /// The digest under its temporary name; removed again unless it is finished.
@@ -95,14 +122,15 @@ impl DigestFile {
         self.offsets.len()
     }
 
-    /// Writes a snapshot of these traces and bytes, in any order.
-    pub(super) fn snapshot(&mut self, mut entries: Vec<(u32, u64)>) -> Result<(), DigestError> {
-        arrange(&mut entries, self.precision);
+    /// Writes a snapshot of these traces and bytes, largest first and equal ones by index.
+    pub(super) fn snapshot(&mut self, entries: &[(u32, u64)]) -> Result<(), DigestError> {
+        let arranged = arranged(entries, self.precision);
         self.offsets.push(self.len);
+        self.buffer.reserve(entries.len() * 8);
         put_u32(&mut self.buffer, SNAPSHOT_MAGIC);
-        put_varint(&mut self.buffer, entries.len() as u64);
+        put_varint(&mut self.buffer, arranged.clone().count() as u64);
         let mut before = None;
-        for (index, bytes) in entries {
+        for (index, bytes) in arranged {
             put_varint(&mut self.buffer, u64::from(index));
             put_varint(&mut self.buffer, before.map_or(bytes, |before: u64| before - bytes));
             before = Some(bytes);
@@ -141,11 +169,9 @@ impl Drop for DigestFile {
 
 #[cfg(test)]
 mod tests {
-    use super::arrange;
-
     fn arranged(mut entries: Vec<(u32, u64)>, precision: f64) -> Vec<(u32, u64)> {
-        arrange(&mut entries, precision);
-        entries
+        entries.sort_unstable_by_key(|(index, bytes)| (std::cmp::Reverse(*bytes), *index));
+        super::arranged(&entries, precision).collect()
     }
 
     #[test]
@@ -181,5 +207,6 @@ mod tests {
             [(1, 900), (3, 3), (0, 2)]
         );
         assert_eq!(arranged(vec![(0, 500), (1, 500), (2, 1)], 0.01), [(0, 501), (1, 500)]);
+        assert_eq!(arranged(vec![(1, 500), (0, 3), (2, 0)], 0.001), [(1, 500), (0, 3)]);
     }
 }

@@ -49,12 +49,31 @@ pub const MAX_EVENT_LEN: usize = 4 + 3 * MAX_VARINT_LEN;
 pub const MAX_VARINT_LEN: usize = 10;
 
 /// Appends `value` in its shortest form.
+#[inline]
 pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value > 0x7F {
         out.push((value as u8 & 0x7F) | 0x80);
         value >>= 7;
     }
     out.push(value as u8);
+}
+
+/// A varint of up to eight bytes at the start of these eight, and its length; `None` if it is longer.
+#[inline]
+pub(crate) fn short_varint(bytes: [u8; 8]) -> Option<(u64, usize)> {
+    let word = u64::from_le_bytes(bytes);
+    // The first byte without its top bit is the last one of the number.
+    let stops = !word & 0x8080_8080_8080_8080;
+    if stops == 0 {
+        return None;
+    }
+    let len = stops.trailing_zeros() as usize / 8 + 1;
+    let own = word & (stops ^ (stops - 1)) & 0x7F7F_7F7F_7F7F_7F7F;
+    // Groups of 7 bits to groups of 14, 28 and 56.
+    let own = own & 0x007F_007F_007F_007F | (own & 0x7F00_7F00_7F00_7F00) >> 1;
+    let own = own & 0x0000_3FFF_0000_3FFF | (own & 0x3FFF_0000_3FFF_0000) >> 2;
+    let own = own & 0x0FFF_FFFF | (own & 0x0FFF_FFFF_0000_0000) >> 4;
+    Some((own, len))
 }
 
 /// Appends a fixed32.
@@ -188,6 +207,24 @@ mod tests {
                     Cursor::new(&bytes[..bytes.len() - 1], 0).varint(),
                     Err(DecodeError::Cut)
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn short_varints_are_read_in_one_step() {
+        for shift in 0..63 {
+            for value in [
+                1u64 << shift,
+                (1 << shift) - 1,
+                (1 << shift) + 1,
+                0x5A5A_5A5A_5A5A_5A5A >> shift,
+            ] {
+                let mut bytes = varint(value);
+                let len = bytes.len();
+                bytes.extend([0xFF; 8]);
+                let window = bytes[..8].try_into().unwrap();
+                assert_eq!(short_varint(window), (len <= 8).then_some((value, len)), "{value:#x}");
             }
         }
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
-use super::format::{Cursor, DecodeError, HEAD_FREE, HEAD_NEGATIVE, MAX_EVENT_LEN, MAX_TRACE_INDEX};
+use super::format::{Cursor, DecodeError, HEAD_FREE, HEAD_NEGATIVE, MAX_EVENT_LEN, MAX_TRACE_INDEX, short_varint};
 use super::model::Event;
 
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -131,7 +131,22 @@ impl<R: Read> RawEvents<R> {
 impl<R: Read> Iterator for RawEvents<R> {
     type Item = RawEvent;
 
+    #[inline]
     fn next(&mut self) -> Option<RawEvent> {
+        if let Some(window) = self.buffer.get(self.pos..self.pos + MAX_EVENT_LEN)
+            && let Some((event, len)) = decode_usual(window)
+        {
+            self.pos += len;
+            return Some(event);
+        }
+        self.next_slowly()
+    }
+}
+
+impl<R: Read> RawEvents<R> {
+    /// The next event where it may be cut, unusual, damaged, or not read yet.
+    #[cold]
+    fn next_slowly(&mut self) -> Option<RawEvent> {
         if self.buffer.len() - self.pos < MAX_EVENT_LEN && !self.at_end {
             self.refill();
         }
@@ -159,6 +174,26 @@ impl<R: Read> Iterator for RawEvents<R> {
             }
         }
     }
+}
+
+/// An event of usual numbers (56 bits), and its length, from as many bytes as the longest event has.
+#[inline]
+fn decode_usual(window: &[u8]) -> Option<(RawEvent, usize)> {
+    let eight = |pos: usize| -> Option<[u8; 8]> { window.get(pos..pos + 8)?.try_into().ok() };
+    let head = u32::from_be_bytes(window.get(..4)?.try_into().ok()?);
+    let (secs, secs_len) = match window.get(4)? {
+        0 => (0, 1),
+        _ => short_varint(eight(4)?)?,
+    };
+    let (micros, micros_len) = short_varint(eight(4 + secs_len)?)?;
+    let (size, size_len) = short_varint(eight(4 + secs_len + micros_len)?)?;
+    let event = RawEvent {
+        head,
+        secs,
+        micros,
+        size,
+    };
+    Some((event, 4 + secs_len + micros_len + size_len))
 }
 
 fn decode(cursor: &mut Cursor<'_>) -> Result<RawEvent, DecodeError> {
@@ -206,6 +241,7 @@ impl<R: Read> Events<R> {
 impl<R: Read> Iterator for Events<R> {
     type Item = Event;
 
+    #[inline]
     fn next(&mut self) -> Option<Event> {
         let raw = self.raw.next()?;
         let step = raw.secs.saturating_mul(1_000_000).saturating_add(raw.micros);

@@ -4,7 +4,7 @@
 //! traces before the damage are kept, those after it are unknown, and a warning says so. A last record that is cut short
 //! is no damage: the file is still being written, or its writer was killed.
 
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt};
 
 use super::format::{Cursor, DecodeError, VERSION};
 use super::sampling::{SamplingRange, SamplingTable};
@@ -129,6 +129,20 @@ impl TraceFile {
     /// Number of traces; the last one has this index.
     pub fn trace_count(&self) -> u32 {
         self.ends.len() as u32
+    }
+
+    /// File names, each once; frames name them by number.
+    pub(crate) fn files(&self) -> &[String] {
+        &self.files
+    }
+
+    /// Number of the file and line of each frame of a trace, innermost first; `None` as for [`trace`](Self::trace).
+    #[inline]
+    pub(crate) fn numbered(&self, index: u32) -> Option<&[(u32, u32)]> {
+        let place = (index as usize).checked_sub(1)?;
+        let end = *self.ends.get(place)?;
+        let begin = if place == 0 { 0 } else { self.ends[place - 1] };
+        self.frames.get(begin..end)
     }
 
     /// File and line of the frames of a trace, innermost first; `None` for index 0 and beyond the last trace.

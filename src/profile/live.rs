@@ -1,12 +1,9 @@
 //! Adds up events to what is alive: the one place where records become estimates.
 
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt};
 
 use super::model::{Event, Live};
-use super::sampling::{Weight, Weights};
-
-/// Sizes below this have their weights worked out in advance.
-const CACHED_SIZES: u64 = 4096;
+use super::sampling::{WeightCache, Weights};
 
 /// A value for each trace index. Indices that the .hpm knows are few and dense; any other comes from damage or a cut
 /// file and may be anything up to 2^30, so those are hashed.
@@ -48,8 +45,7 @@ impl<T: Default + Clone> TraceMap<T> {
 /// The running state of all traces.
 #[derive(Debug, Clone)]
 pub struct Tally {
-    weights: Weights,
-    cached: Vec<Weight>,
+    weights: WeightCache,
     traces: TraceMap<Live>,
     unmatched_frees: u64,
 }
@@ -57,10 +53,8 @@ pub struct Tally {
 impl Tally {
     /// Nothing is alive yet.
     pub fn new(weights: Weights, trace_count: u32) -> Self {
-        let cached = (0..CACHED_SIZES).map(|size| weights.of(size)).collect();
         Self {
-            weights,
-            cached,
+            weights: WeightCache::new(weights),
             traces: TraceMap::new(trace_count),
             unmatched_frees: 0,
         }
@@ -68,11 +62,7 @@ impl Tally {
 
     /// Counts one event. A free of a trace of which nothing is alive is ignored and counted as unmatched.
     pub fn apply(&mut self, event: &Event) {
-        let weight = self
-            .cached
-            .get(event.size as usize)
-            .copied()
-            .unwrap_or_else(|| self.weights.of(event.size));
+        let weight = self.weights.of(event.size);
         let size = event.size as f64;
         let bytes = size * weight.objects;
         let bytes_variance = size * size * weight.variance;

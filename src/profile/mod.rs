@@ -15,6 +15,7 @@ pub mod live;
 pub mod model;
 pub mod names;
 mod output;
+mod ranking;
 pub mod reader;
 pub mod sampling;
 pub mod sidecar;

@@ -153,12 +153,20 @@ impl Reader {
 
     /// Length of the recording so far: up to its last event, or what the sidecar knows of later. Reads all events, once.
     pub fn elapsed(&self) -> Result<Duration, ReadError> {
-        let events = self.scan()?.clock;
-        let sidecar = self.sidecar.as_ref().map_or(0, |sidecar| {
+        Ok(self.scan()?.clock.max(self.sidecar_end()))
+    }
+
+    /// How far the sidecar knows of the recording, since its start; 0 without one.
+    pub fn sidecar_end(&self) -> Duration {
+        Duration::from_micros(self.sidecar.as_ref().map_or(0, |sidecar| {
             let end = sidecar.end.as_ref().map_or(0, |end| end.at);
             sidecar.memory.last().map_or(end, |(at, _)| end.max(*at))
-        });
-        Ok(events.max(Duration::from_micros(sidecar)))
+        }))
+    }
+
+    /// Length of the .hpd when it was opened.
+    pub fn events_len(&self) -> u64 {
+        self.events_len
     }
 
     /// Mean distance of samples in bytes, if the sidecar tells.
@@ -177,6 +185,11 @@ impl Reader {
             Some(period_bytes) => Weights::Period(period_bytes),
             None => Weights::Table(self.traces.table.clone()),
         }
+    }
+
+    /// The .hpm as it was read.
+    pub(crate) fn trace_file(&self) -> &TraceFile {
+        &self.traces
     }
 
     /// Number of traces.
@@ -251,6 +264,23 @@ impl Reader {
         let path = self.names.path(Part::Events);
         let file = File::open(&path).map_err(|source| ReadError::Io { path, source })?;
         Ok(file.take(self.events_len))
+    }
+
+    /// Adds up the events to a moment that is not before the one that `tally` is at; `pending` is the event that was read and
+    /// is later than that.
+    pub(crate) fn apply_until(
+        events: &mut Events<Take<File>>,
+        pending: &mut Option<super::model::Event>,
+        at: Option<Duration>,
+        mut apply: impl FnMut(&super::model::Event),
+    ) {
+        while let Some(event) = pending.take().or_else(|| events.next()) {
+            if at.is_some_and(|at| event.clock > at) {
+                *pending = Some(event);
+                return;
+            }
+            apply(&event);
+        }
     }
 
     /// Reads all events and tells about them; the answer is kept.

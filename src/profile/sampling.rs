@@ -179,6 +179,44 @@ impl Weights {
     }
 }
 
+/// Sizes below this have their weights worked out in advance.
+const SMALL_SIZES: u64 = 4096;
+/// So many larger ones are remembered.
+const REMEMBERED: usize = 1024;
+
+/// [`Weights`] that remembers its answers: an exponential for each event would cost more than everything else.
+#[derive(Debug, Clone)]
+pub struct WeightCache {
+    weights: Weights,
+    small: Vec<Weight>,
+    /// By the size's low bits: a size and its weight.
+    large: Vec<(u64, Weight)>,
+}
+
+impl WeightCache {
+    /// Nothing is remembered yet but the small sizes.
+    pub fn new(weights: Weights) -> Self {
+        Self {
+            small: (0..SMALL_SIZES).map(|size| weights.of(size)).collect(),
+            large: vec![(0, weights.of(0)); REMEMBERED],
+            weights,
+        }
+    }
+
+    /// [`Weights::of`].
+    #[inline]
+    pub fn of(&mut self, size: u64) -> Weight {
+        if let Some(weight) = self.small.get(size as usize) {
+            return *weight;
+        }
+        let known = &mut self.large[size as usize % REMEMBERED];
+        if known.0 != size {
+            *known = (size, self.weights.of(size));
+        }
+        known.1
+    }
+}
+
 /// The contribution of one record, per object; see the module documentation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weight {
