@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
-use pyheap::ui::cli::{attach, cure, demo, digest, flame, info, record, top};
+use pyheap::ui::cli::{attach, cure, demo, diff, digest, flame, flow, info, plot, record, top, whence};
 use pyheap::ui::output::note;
 use std::process::ExitCode;
 
@@ -17,8 +17,13 @@ enum Command {
     Attach(attach::Args),
     Info(info::Args),
     Top(top::Args),
+    Diff(diff::Args),
+    Plot(plot::Args),
+    Flow(flow::Args),
+    Compare(flow::CompareArgs),
     Flame(flame::Args),
     Digest(digest::Args),
+    Where(whence::Args),
     Cure(cure::Args),
     Demo(demo::Args),
 }
@@ -29,8 +34,13 @@ fn main() -> ExitCode {
         Command::Attach(args) => attach::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Top(args) => top::run(&args),
+        Command::Diff(args) => diff::run(&args),
+        Command::Plot(args) => plot::run(&args),
+        Command::Flow(args) => flow::run(&args),
+        Command::Compare(args) => flow::run_compare(&args),
         Command::Flame(args) => flame::run(&args),
         Command::Digest(args) => digest::run(&args),
+        Command::Where(args) => whence::run(&args),
         Command::Cure(args) => cure::run(&args),
         Command::Demo(args) => demo::run(&args),
     };

@@ -354,6 +354,7 @@ fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
                     } => {
                         files.alloc(at, trace, size, AllocDetail { domain, thread: 0 });
                     }
+                    Event::Stack { stack, domain, trace } => files.stack(stack, domain, trace),
                     Event::Free { at, trace, size } => files.free(at, trace, size),
                 }
             }

@@ -28,6 +28,15 @@ pub enum Event {
         /// Allocator domain.
         domain: u8,
     },
+    /// The shim's number of a stack, in a domain, stands for this trace.
+    Stack {
+        /// Its number; 0 is a lost one.
+        stack: u64,
+        /// Allocator domain.
+        domain: u8,
+        /// Trace index.
+        trace: u32,
+    },
     /// A sampled block was freed.
     Free {
         /// Since the start.
@@ -173,6 +182,11 @@ impl Resolver {
             }
         };
         self.by_id.insert((stack, domain), index);
+        events.push(Event::Stack {
+            stack,
+            domain,
+            trace: index,
+        });
         index
     }
 }

@@ -20,7 +20,7 @@ use super::hpd::RawEvent;
 use super::live::TraceMap;
 use super::names::Part;
 use super::ranking::Ranking;
-use super::reader::{ReadError, Reader};
+use super::reader::{ReadError, Reader, Scan};
 use super::sampling::{SamplingTable, WeightCache};
 
 /// More snapshots are refused: only a damaged time in the file, or an interval by mistake, asks for them.
@@ -141,12 +141,16 @@ pub fn make_digest_with(
         progress,
         events: 0,
         is_interrupted: false,
+        scan: Scan::default(),
     };
     match mode {
         DigestMode::Exact => making.exact()?,
         DigestMode::Compatible => making.compatible()?,
     }
     let (events, is_interrupted) = (making.events, making.is_interrupted);
+    if !is_interrupted {
+        reader.keep_scan(std::mem::take(&mut making.scan));
+    }
     let snapshots = making.output.len();
     let len = making.output.finish().map_err(failed)?;
     Ok(DigestSummary {
@@ -190,13 +194,17 @@ struct Making<'a, P> {
     progress: P,
     events: u64,
     is_interrupted: bool,
+    /// What is learned on the way, so that nobody has to read the events again.
+    scan: Scan,
 }
 
 impl<P: FnMut(Progress) -> ControlFlow<()>> Making<'_, P> {
     /// Counts an event; true if it is time to stop.
     #[inline]
-    fn count(&mut self, at: impl Fn() -> (Duration, u64)) -> bool {
+    fn count(&mut self, event: RawEvent, at: impl Fn() -> (Duration, u64)) -> bool {
         self.events += 1;
+        self.scan.allocations += u64::from(!event.is_free());
+        self.scan.unknown_traces += u64::from(event.trace() > self.reader.trace_count());
         if !self.events.is_multiple_of(PROGRESS_EVENTS) {
             return false;
         }
@@ -235,10 +243,11 @@ impl<P: FnMut(Progress) -> ControlFlow<()>> Making<'_, P> {
             let bytes = event.size as f64 * weights.of(event.size).objects;
             sums.entry(event.trace()).apply(bytes, event.is_free());
             ranking.touch(event.trace());
-            if self.count(|| (Duration::from_micros(clock), events.offset())) {
+            if self.count(event, || (Duration::from_micros(clock), events.offset())) {
                 return Ok(());
             }
         }
+        self.scan.finish(self.events, clock, events.ending());
         let elapsed = clock.max(u64::try_from(self.reader.sidecar_end().as_micros()).unwrap_or(u64::MAX));
         check_count(elapsed.saturating_sub(due) / interval + self.output.len() as u64)?;
         ranking.update(|index| live_bytes(&mut sums, index));
@@ -257,6 +266,7 @@ impl<P: FnMut(Progress) -> ControlFlow<()>> Making<'_, P> {
         // Sums in f64, step by step, to meet the same ticks as the original.
         let interval = self.interval_millis as f64 / 1000.0;
         let (mut now, mut due) = (0.0, interval);
+        let mut clock = 0u64;
         let mut events = self.reader.raw_events()?;
         while let Some(event) = events.next() {
             let scaled = scale.apply(event);
@@ -268,6 +278,7 @@ impl<P: FnMut(Progress) -> ControlFlow<()>> Making<'_, P> {
             ranking.touch(event.trace());
             if !event.is_negative() {
                 now += event.secs as f64 + 1e-6 * event.micros as f64;
+                clock = clock.saturating_add(event.secs.saturating_mul(1_000_000).saturating_add(event.micros));
             }
             if now >= due {
                 check_count(((now - due) / interval) as u64 + self.output.len() as u64)?;
@@ -278,10 +289,11 @@ impl<P: FnMut(Progress) -> ControlFlow<()>> Making<'_, P> {
                 self.output.snapshot(ranking.entries())?;
                 due += interval;
             }
-            if self.count(|| (Duration::try_from_secs_f64(now).unwrap_or_default(), events.offset())) {
-                break;
+            if self.count(event, || (Duration::from_micros(clock), events.offset())) {
+                return Ok(());
             }
         }
+        self.scan.finish(self.events, clock, events.ending());
         Ok(())
     }
 }

@@ -61,6 +61,16 @@ pub struct Scan {
     warning: Option<String>,
 }
 
+impl Scan {
+    /// Takes down how the events ended; the counts of kinds are there already.
+    pub(super) fn finish(&mut self, events: u64, clock_micros: u64, ending: &super::hpd::Ending) {
+        self.events = events;
+        self.clock = Duration::from_micros(clock_micros);
+        self.is_cut = matches!(ending, super::hpd::Ending::Cut);
+        self.warning = ending.warning();
+    }
+}
+
 /// What is alive at a moment.
 #[derive(Debug, Clone)]
 pub struct LiveSet {
@@ -288,17 +298,24 @@ impl Reader {
         if let Some(scan) = self.scan.get() {
             return Ok(scan);
         }
-        let mut events = self.events()?;
+        let mut events = self.raw_events()?;
         let mut scan = Scan::default();
+        let (mut count, mut clock) = (0, 0u64);
         for event in &mut events {
-            scan.events += 1;
-            scan.allocations += u64::from(!event.is_free);
-            scan.clock = event.clock;
-            scan.unknown_traces += u64::from(event.trace > self.trace_count());
+            count += 1;
+            scan.allocations += u64::from(!event.is_free());
+            scan.unknown_traces += u64::from(event.trace() > self.trace_count());
+            if !event.is_negative() {
+                clock = clock.saturating_add(event.secs.saturating_mul(1_000_000).saturating_add(event.micros));
+            }
         }
-        scan.is_cut = matches!(events.ending(), super::hpd::Ending::Cut);
-        scan.warning = events.ending().warning();
+        scan.finish(count, clock, events.ending());
         Ok(self.scan.get_or_init(|| scan))
+    }
+
+    /// Keeps what somebody has learned who has read all events.
+    pub(super) fn keep_scan(&self, scan: Scan) {
+        let _ = self.scan.set(scan);
     }
 
     /// What was alive `at` this time since the start, events of that very time included; `None` is the end.

@@ -56,6 +56,9 @@ pub enum Line {
     /// Event number, trace index, domain, thread; see [`Origin`].
     #[serde(rename = "o")]
     Origin(u64, u32, u8, u32),
+    /// Number that the shim gives a stack, domain, trace index: finds the trace of an entry in the target's live table.
+    #[serde(rename = "s")]
+    Stack(u64, u8, u32),
     /// Thread id and name.
     #[serde(rename = "thread")]
     Thread(u32, String),
@@ -84,6 +87,8 @@ pub struct Sidecar {
     pub traces: HashMap<u32, Vec<(u32, u32)>>,
     /// Where allocations of a trace came from, in order of events.
     pub origins: HashMap<u32, Vec<Origin>>,
+    /// Traces by the shim's stack number and the domain.
+    pub stacks: HashMap<(u64, u8), u32>,
     /// Names of threads.
     pub threads: BTreeMap<u32, String>,
     /// Events that continue one allocation or free: first event and number of pieces.
@@ -137,6 +142,7 @@ impl Sidecar {
             functions: Vec::new(),
             traces: HashMap::new(),
             origins: HashMap::new(),
+            stacks: HashMap::new(),
             threads: BTreeMap::new(),
             pieces: BTreeMap::new(),
             memory: Vec::new(),
@@ -180,6 +186,9 @@ impl Sidecar {
                     .entry(trace)
                     .or_default()
                     .push(Origin { event, domain, thread });
+            }
+            Line::Stack(stack, domain, trace) => {
+                self.stacks.insert((stack, domain), trace);
             }
             Line::Thread(id, name) => {
                 self.threads.insert(id, name);

@@ -179,6 +179,11 @@ impl ProfileWriter {
         self.event(at, trace, size, HEAD_FREE);
     }
 
+    /// Says which trace a stack of the shim is, by its number and the domain; `pyheap where` looks it up.
+    pub fn stack(&mut self, stack: u64, domain: u8, trace: u32) {
+        self.line(&Line::Stack(stack, domain, trace));
+    }
+
     /// Adds the name of a thread, once it is known or when it changes.
     pub fn thread(&mut self, thread: u32, name: &str) {
         self.line(&Line::Thread(thread, name.to_owned()));

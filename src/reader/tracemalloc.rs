@@ -3,8 +3,6 @@
 //! `take_snapshot`, `statistics`, `compare_to`, `filter_traces` and `traced_memory` mean what they mean in the standard
 //! library, for a process that never imported it. Sizes and counts are estimates from samples; each has a margin.
 
-use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{Reader, ReaderError};
@@ -12,8 +10,9 @@ use crate::profile::live::Tally;
 use crate::profile::model::{Live, StackFrame};
 use crate::report::TraceUsage;
 use crate::report::filter::{NamePattern, PatternError};
-use crate::report::top::{self, Site};
+use crate::report::top;
 
+pub use crate::report::diff::DiffRow as StatisticDiff;
 pub use crate::report::top::{GroupBy, TopRow as Statistic};
 
 /// What is alive at a moment, with stacks.
@@ -23,26 +22,6 @@ pub struct Snapshot<'a> {
     pub at: Duration,
     /// Each trace.
     pub traces: Vec<TraceUsage<'a>>,
-}
-
-/// How a group has changed from one snapshot to another.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StatisticDiff {
-    /// What the group is.
-    pub site: Site,
-    /// Live bytes now.
-    pub size: f64,
-    /// Bytes that have been added; negative if there are fewer.
-    pub size_diff: f64,
-    /// Half the width of the 95 % interval of `size_diff`. The snapshots are taken as independent, so for two of one
-    /// recording it is too large; [`Reader::changes`] knows better.
-    pub size_diff_margin: f64,
-    /// Live objects now.
-    pub count: f64,
-    /// Objects that have been added.
-    pub count_diff: f64,
-    /// Half the width of the 95 % interval of `count_diff`.
-    pub count_diff_margin: f64,
 }
 
 /// Keeps or drops traces by file and line.
@@ -94,41 +73,10 @@ impl<'a> Snapshot<'a> {
         top::top(&self.traces, by, cumulative && by != GroupBy::Trace)
     }
 
-    /// Groups with what has changed since an older snapshot (maybe of another recording), the largest change first.
+    /// Groups that have changed since an older snapshot (maybe of another recording), the largest change first. The snapshots
+    /// are taken as independent, so for two of one recording the margins are too large; [`Reader::changes`] knows better.
     pub fn compare_to(&self, old: &Snapshot<'_>, by: GroupBy, cumulative: bool) -> Vec<StatisticDiff> {
-        let mut groups: HashMap<Site, [Option<Statistic>; 2]> = HashMap::new();
-        for (place, snapshot) in [old.statistics(by, cumulative), self.statistics(by, cumulative)]
-            .into_iter()
-            .enumerate()
-        {
-            for row in snapshot {
-                let site = row.site.clone();
-                groups.entry(site).or_default()[place] = Some(row);
-            }
-        }
-        let mut diffs: Vec<_> = groups
-            .into_iter()
-            .map(|(site, [old, new])| {
-                let of = |row: &Option<Statistic>, value: fn(&Statistic) -> f64| row.as_ref().map_or(0.0, value);
-                let diff = |value| of(&new, value) - of(&old, value);
-                let margin = |value| of(&new, value).hypot(of(&old, value));
-                StatisticDiff {
-                    site,
-                    size: of(&new, |row| row.live_bytes),
-                    size_diff: diff(|row| row.live_bytes),
-                    size_diff_margin: margin(|row| row.live_bytes_margin),
-                    count: of(&new, |row| row.live_objects),
-                    count_diff: diff(|row| row.live_objects),
-                    count_diff_margin: margin(|row| row.live_objects_margin),
-                }
-            })
-            .collect();
-        let key = |diff: &StatisticDiff| Reverse((diff.size_diff.abs() * 1024.0) as u128);
-        diffs.sort_by(|a, b| {
-            let order = key(a).cmp(&key(b)).then(b.size.total_cmp(&a.size));
-            order.then_with(|| a.site.cmp(&b.site))
-        });
-        diffs
+        crate::report::diff::diff(&old.traces, &self.traces, None, by, cumulative)
     }
 
     /// The traces that some inclusive filter lets pass (or all, if there is none) and every exclusive one.

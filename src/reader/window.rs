@@ -125,18 +125,19 @@ fn records(count: u64, size: u64, weight: Weight, continues: bool) -> Live {
 }
 
 impl Reader {
-    /// What was allocated after `from`, up to and including `to`, and is alive at `at` (`None`: at the end). One pass over
+    /// What was allocated after `from` (`None`: from the beginning), up to and including `to`, and is alive at `at` (`None`: at the end). One pass over
     /// the events to `at`; memory in proportion to what is alive, and to the different sizes of the window.
     ///
     /// # Errors
     /// When the events cannot be opened.
-    pub fn window(&self, from: Duration, to: Duration, at: Option<Duration>) -> Result<Window, ReaderError> {
+    pub fn window(&self, from: Option<Duration>, to: Duration, at: Option<Duration>) -> Result<Window, ReaderError> {
         let mut classes = Classes(HashMap::new());
         for event in self.profile.events()? {
             if at.is_some_and(|at| event.clock > at) {
                 break;
             }
-            classes.apply(&event, from < event.clock && event.clock <= to);
+            let is_inside = from.is_none_or(|from| from < event.clock) && event.clock <= to;
+            classes.apply(&event, is_inside);
         }
         let mut weights = WeightCache::new(self.profile.weights());
         let mut traces: HashMap<u32, Bounds> = HashMap::new();

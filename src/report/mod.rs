@@ -3,11 +3,13 @@
 
 use crate::profile::model::{Live, StackFrame};
 
+pub mod diff;
 pub mod filter;
 pub mod flame;
 pub mod growth;
 pub mod human;
 pub mod info;
+pub mod plot;
 pub mod top;
 
 /// What is alive of one trace, and its stack.

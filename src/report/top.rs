@@ -80,7 +80,7 @@ impl Site {
     }
 
     /// `file:line function`, on one line.
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let Some(file) = &self.file else {
             return "(no Python stack)".to_owned();
         };

@@ -11,6 +11,11 @@ pub enum UnitError {
     /// Not a number with a unit.
     #[error("not a size; examples: 131072 (bytes), 64K, 128KiB, 1.5MiB (1 KiB = 1024 bytes)")]
     Size,
+    /// No moment.
+    #[error(
+        "not a moment; examples: 90s (after the start), -1m (before the end), end, 2026-01-31T12:00:00Z, @1769860800"
+    )]
+    Moment,
     /// More than can be counted.
     #[error("too large")]
     TooLarge,
@@ -87,16 +92,53 @@ pub enum Moment {
     AfterStart(Duration),
     /// So long before the end.
     BeforeEnd(Duration),
+    /// So long after 1970-01-01 00:00 UTC.
+    Absolute(Duration),
 }
 
 impl Moment {
-    /// Time since the start in a recording of this length. What is outside of it becomes its start or end.
-    pub fn within(self, elapsed: Duration) -> Duration {
+    /// Time since the start in a recording that began at `start` (since 1970) and has this length. What is outside of it
+    /// becomes its start or end.
+    pub fn within(self, start: Duration, elapsed: Duration) -> Duration {
         match self {
+            Self::Absolute(time) => time.saturating_sub(start).min(elapsed),
             Self::AfterStart(time) => time.min(elapsed),
             Self::BeforeEnd(time) => elapsed.saturating_sub(time),
         }
     }
+}
+
+/// `@SECONDS` since 1970, or `YYYY-MM-DD HH:MM:SS` in UTC (a `T` between and a `Z` or ` UTC` after it are allowed).
+fn parse_absolute(text: &str) -> Option<Duration> {
+    if let Some(seconds) = text.strip_prefix('@') {
+        return Duration::try_from_secs_f64(seconds.parse().ok()?).ok();
+    }
+    let text = text.strip_suffix('Z').or(text.strip_suffix(" UTC")).unwrap_or(text);
+    let (date, time) = text.split_once(['T', ' '])?;
+    let part = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| text.parse::<u64>().ok())?
+    };
+    let date: Vec<u64> = date.split('-').map(part).collect::<Option<_>>()?;
+    let mut clock = time.splitn(3, ':');
+    let (hour, minute) = (part(clock.next()?)?, part(clock.next()?)?);
+    let second: f64 = clock.next().unwrap_or("0").parse().ok()?;
+    let [year @ 1970..=9999, month @ 1..=12, day @ 1..=31] = date[..] else {
+        return None;
+    };
+    if hour > 23 || minute > 59 || !(0.0..60.0).contains(&second) {
+        return None;
+    }
+    // Years begin in March here, so that a leap day is the last day of one.
+    let (year, month) = if month > 2 {
+        (year, month - 3)
+    } else {
+        (year - 1, month + 9)
+    };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
+    let seconds = (days - 719_468) * 86_400 + hour * 3600 + minute * 60;
+    Some(Duration::from_secs(seconds) + Duration::from_secs_f64(second))
 }
 
 impl std::str::FromStr for Moment {
@@ -105,6 +147,9 @@ impl std::str::FromStr for Moment {
     fn from_str(text: &str) -> Result<Self, UnitError> {
         match text.trim().strip_prefix('-') {
             Some(rest) => parse_duration(rest).map(Self::BeforeEnd),
+            None if text.trim().starts_with('@') || text.contains('-') => {
+                parse_absolute(text.trim()).map(Self::Absolute).ok_or(UnitError::Moment)
+            }
             None if text.trim() == "end" => Ok(Self::BeforeEnd(Duration::ZERO)),
             None => parse_duration(text).map(Self::AfterStart),
         }
@@ -168,7 +213,7 @@ mod tests {
         let of = |text: &str| {
             text.parse::<Moment>()
                 .unwrap()
-                .within(Duration::from_secs(100))
+                .within(Duration::from_secs(951_826_000), Duration::from_secs(100))
                 .as_secs()
         };
         assert_eq!(
@@ -176,6 +221,30 @@ mod tests {
             [90, 60, 40, 100, 100, 100, 0, 0]
         );
         assert!("--1m".parse::<Moment>().is_err());
+        // 2000-02-29 12:06:40 UTC.
+        assert_eq!(
+            [
+                "@951826050",
+                "2000-02-29T12:07:30Z",
+                "2000-02-29 12:07:30",
+                "2000-02-29 12:07 UTC",
+                "1999-01-01 00:00:00",
+                "2100-03-01T00:00:00Z"
+            ]
+            .map(of),
+            [50, 50, 50, 20, 0, 100]
+        );
+        for bad in [
+            "@",
+            "@x",
+            "2000-02-29",
+            "2000-13-01 00:00",
+            "2000-02-29 24:00",
+            "2000-02-29 1:2:3:4",
+            "1969-01-01 00:00",
+        ] {
+            assert!(bad.parse::<Moment>().is_err(), "{bad}");
+        }
     }
 
     #[test]

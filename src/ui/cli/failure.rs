@@ -9,6 +9,12 @@ pub mod code {
     pub const FAILED: u8 = 1;
     /// Wrong usage, or nothing (or too much) to choose from.
     pub const USAGE: u8 = 2;
+    /// There is no such process.
+    pub const NO_PROCESS: u8 = 3;
+    /// The process belongs to somebody else.
+    pub const NOT_PERMITTED: u8 = 4;
+    /// The process is in no state for it.
+    pub const REFUSED: u8 = 7;
 }
 
 /// An error that ends the command with `code`.

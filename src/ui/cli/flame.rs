@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
+use super::select::{self, FilterArgs};
 use crate::profile::model::Live;
 use crate::profile::reader::Reader;
 use crate::report::flame::collapsed;
@@ -23,7 +24,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Value::Bytes)]
     pub value: Value,
 
-    /// The moment: time since the start (`90s`, `1m30s`), or before the end (`-1m`). A moment outside of the recording is
+    /// The moment: time since the start (`90s`, `1m30s`), before the end (`-1m`), or absolute (`2026-01-31T12:00:00Z`,
+    /// `@1769860800`). A moment outside of the recording is
     /// taken for its start or end.
     #[arg(long, value_name = "TIME", default_value = "end", allow_hyphen_values = true)]
     pub at: Moment,
@@ -31,6 +33,10 @@ pub struct Args {
     /// Write to this file; `-` is standard output.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub output: PathBuf,
+
+    /// Which traces count.
+    #[command(flatten)]
+    pub filter: FilterArgs,
 }
 
 /// What to count.
@@ -45,9 +51,8 @@ pub enum Value {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let reader = Reader::open(&args.base)?;
-    let elapsed = reader.elapsed()?;
-    let at = args.at.within(elapsed);
-    let live = reader.live_at((at != elapsed).then_some(at))?;
+    let at = select::moment(&reader, args.at)?;
+    let live = select::live(&reader, at, &args.filter.filters(&reader))?;
     for warning in reader.warnings()? {
         note(&format!("warning: {warning}"));
     }

@@ -4,13 +4,18 @@ pub mod attach;
 pub mod choose;
 pub mod cure;
 pub mod demo;
+pub mod diff;
 pub mod digest;
 pub mod failure;
 pub mod flame;
+pub mod flow;
 pub mod info;
 pub mod info_run;
+pub mod plot;
 pub mod record;
+pub mod select;
 pub mod top;
+pub mod whence;
 
 use crate::profile::reader::{LiveSet, Reader};
 use crate::report::TraceUsage;

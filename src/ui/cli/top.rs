@@ -1,14 +1,20 @@
 //! `pyheap top`: where live memory was allocated.
 
 use std::error::Error;
+use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use super::select::{self, FilterArgs};
+use crate::profile::model::Live;
 use crate::profile::reader::{LiveSet, Reader};
+use crate::reader::Reader as Analysis;
 use crate::report::human::{Human, bytes, count};
 use crate::report::info::{describe_losses, describe_sampling};
 use crate::report::top::{GroupBy, render, top};
 use crate::ui::output::{note, to_stdout};
-use crate::ui::units::Moment;
+use crate::ui::units::{Moment, parse_duration};
 
 /// List where live memory was allocated, largest first, with 95 % confidence intervals.
 ///
@@ -20,8 +26,8 @@ pub struct Args {
     #[arg(value_name = "BASE")]
     pub base: PathBuf,
 
-    /// The moment: time since the start (`90s`, `1m30s`), or before the end (`-1m`). A moment outside of the recording is
-    /// taken for its start or end.
+    /// The moment: time since the start (`90s`, `1m30s`), before the end (`-1m`), or absolute (`2026-01-31T12:00:00Z`,
+    /// `@1769860800`). A moment outside of the recording is taken for its start or end.
     #[arg(long, value_name = "TIME", default_value = "end", allow_hyphen_values = true)]
     pub at: Moment,
 
@@ -39,6 +45,27 @@ pub struct Args {
     #[arg(long)]
     pub cumulative: bool,
 
+    /// Only what was allocated after this moment (and is alive at `--at`). A free does not say which of several blocks of one
+    /// stack and size it ends, so there is a least and a most; rows show the most.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub since: Option<Moment>,
+
+    /// Only what was allocated until this moment; from the start, or from `--since`.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub until: Option<Moment>,
+
+    /// Show a recording that still runs again and again, until it ends or Ctrl-C.
+    #[arg(long, conflicts_with_all = ["at", "since", "until"])]
+    pub follow: bool,
+
+    /// Time between two looks with `--follow`.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = parse_duration)]
+    pub every: Duration,
+
+    /// Which traces count.
+    #[command(flatten)]
+    pub filter: FilterArgs,
+
     /// Print one JSON object. Sizes are in bytes, margins are half the width of the 95 % confidence interval.
     #[arg(long)]
     pub json: bool,
@@ -48,49 +75,99 @@ pub struct Args {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum By {
     /// File and line.
+    #[value(alias = "lineno")]
     Line,
     /// File and function.
     Function,
     /// File.
+    #[value(alias = "filename")]
     File,
     /// The whole stack.
+    #[value(alias = "traceback")]
     Trace,
 }
 
+impl By {
+    /// As the reports call it. A profile without function names has lines instead, and that is said.
+    pub fn group(self, reader: &Reader) -> GroupBy {
+        match self {
+            Self::Function if reader.sidecar().is_none() => {
+                note("note: this profile has no function names (there is no ._hpx file); rows are by line");
+                GroupBy::Line
+            }
+            Self::Line => GroupBy::Line,
+            Self::Function => GroupBy::Function,
+            Self::File => GroupBy::File,
+            Self::Trace => GroupBy::Trace,
+        }
+    }
+}
+
+/// How often it is looked whether to stop.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let reader = Reader::open(&args.base)?;
-    let elapsed = reader.elapsed()?;
-    let at = args.at.within(elapsed);
-    let is_end = at == elapsed;
-    let live = reader.live_at((!is_end).then_some(at))?;
-    let by = match args.by {
-        By::Function if reader.sidecar().is_none() => {
-            note("note: this profile has no function names (there is no ._hpx file); rows are by line");
-            GroupBy::Line
+    if !args.follow {
+        return to_stdout(&show(args)?.0).map_err(Into::into);
+    }
+    let stop = super::record::stop_signals()?;
+    let clear = std::io::stdout().is_terminal();
+    loop {
+        let (text, is_over) = show(args)?;
+        let text = if clear { format!("\x1b[H\x1b[2J{text}") } else { text };
+        if !crate::ui::output::to_reader(&text)? || is_over {
+            return Ok(());
         }
-        By::Line => GroupBy::Line,
-        By::Function => GroupBy::Function,
-        By::File => GroupBy::File,
-        By::Trace => GroupBy::Trace,
+        let next = Instant::now() + args.every;
+        while Instant::now() < next {
+            if stop.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK.min(next.saturating_duration_since(Instant::now())));
+        }
+    }
+}
+
+/// The text, and whether the recording is over.
+fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
+    let analysis = Analysis::open(&args.base)?;
+    let reader = analysis.profile();
+    let is_over = reader.sidecar().is_none_or(|sidecar| sidecar.end.is_some());
+    let by = args.by.group(reader);
+    let at = select::moment(reader, args.at)?;
+    let filters = args.filter.filters(reader);
+    let (live, least) = match window(args, reader)? {
+        Some((from, to)) => {
+            let window = analysis.window(from, to, at)?;
+            let set = |of: fn(&crate::reader::Bounds) -> Live| {
+                let mut set = LiveSet {
+                    at: at.map_or_else(|| reader.elapsed(), Ok)?,
+                    traces: window
+                        .traces
+                        .iter()
+                        .map(|(index, bounds)| (*index, of(bounds)))
+                        .collect(),
+                    total: of(&window.total),
+                    unmatched_frees: 0,
+                };
+                select::retain(reader, &mut set, &filters);
+                Ok::<_, Box<dyn Error>>(set)
+            };
+            (set(|bounds| bounds.most)?, Some(set(|bounds| bounds.least)?.total))
+        }
+        None => (select::live(reader, at, &filters)?, None),
     };
-    for warning in reader.warnings()? {
-        note(&format!("warning: {warning}"));
-    }
-    if live.unmatched_frees > 0 {
-        note(&format!(
-            "warning: {} frees have no allocation in the file; they are ignored",
-            live.unmatched_frees
-        ));
-    }
+    select::warn(reader, live.unmatched_frees)?;
     let cumulative = args.cumulative && by != GroupBy::Trace;
-    let rows = top(&super::usages(&reader, &live), by, cumulative);
+    let rows = top(&super::usages(reader, &live), by, cumulative);
     if args.json {
         let losses = reader.sidecar().map(|sidecar| &sidecar.losses);
         let answer = serde_json::json!({
             "at_seconds": live.at.as_secs_f64(),
             "live_bytes": live.total.bytes,
             "live_bytes_margin": live.total.bytes_margin(),
+            "live_bytes_at_least": least.unwrap_or(live.total).bytes,
             "live_objects": live.total.objects,
             "live_objects_margin": live.total.objects_margin(),
             "samples": live.total.sampled,
@@ -99,16 +176,35 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             "omitted_rows": rows.len().saturating_sub(args.limit),
             "rows": rows[..rows.len().min(args.limit)],
         });
-        return Ok(to_stdout(&(serde_json::to_string_pretty(&answer)? + "\n"))?);
+        return Ok((serde_json::to_string_pretty(&answer)? + "\n", is_over));
     }
-    let mut text = headline(&reader, &live, is_end);
+    let mut text = headline(reader, &live, at.is_none());
+    if let Some(least) = least
+        && least.sampled != live.total.sampled
+    {
+        text += &format!(
+            "these are the most that can be left of the window; at least {} are\n",
+            bytes(least.bytes)
+        );
+    }
     text += &render(&rows, args.limit, &live.total, cumulative);
     if let Some(sidecar) = reader.sidecar()
         && !sidecar.losses.is_empty()
     {
         text += &format!("lost while recording: {}\n", describe_losses(&sidecar.losses));
     }
-    Ok(to_stdout(&text)?)
+    Ok((text, is_over))
+}
+
+/// The window that is asked for, if any.
+fn window(args: &Args, reader: &Reader) -> Result<Option<(Option<Duration>, Duration)>, Box<dyn Error>> {
+    if args.since.is_none() && args.until.is_none() {
+        return Ok(None);
+    }
+    let elapsed = reader.elapsed()?;
+    let from = args.since.map(|moment| moment.within(reader.start(), elapsed));
+    let to = args.until.map(|moment| moment.within(reader.start(), elapsed));
+    Ok(Some((from, to.unwrap_or(elapsed))))
 }
 
 fn headline(reader: &Reader, live: &LiveSet, is_end: bool) -> String {

@@ -1,0 +1,273 @@
+//! Promise: `diff`, `plot`, `flow`, `compare`, windows, filters and moments on the command line say what is true, in forms
+//! that people, scripts and graphviz read.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, UNIX_EPOCH};
+
+use pyheap::profile::facts::{EndReason, Facts};
+use pyheap::profile::names::SuffixStyle;
+use pyheap::profile::writer::{AllocDetail, Frame, ProfileWriter};
+use serde_json::Value;
+
+fn pyheap(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_pyheap")).args(args).output().unwrap()
+}
+
+fn text(args: &[&str]) -> String {
+    let output = pyheap(args);
+    assert!(
+        output.status.success(),
+        "{args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&text(&[args, &["--json"]].concat())).unwrap()
+}
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden/heapprof")
+        .join(name)
+}
+
+/// 100 s: 64 KiB a second from the main thread, and 1 MiB from 20 s to 40 s from a worker.
+fn record(base: &Path) {
+    let start = UNIX_EPOCH + Duration::from_secs(1_600_000_000);
+    let mut writer = ProfileWriter::create(base, SuffixStyle::Underscore, start, 1, &Facts::default()).unwrap();
+    let frame = |file, line, function| Frame { file, line, function };
+    let leak = writer
+        .add_trace(&[frame("/srv/leak.py", 7, "grow"), frame("/srv/app.py", 3, "main")])
+        .unwrap();
+    let burst = writer
+        .add_trace(&[frame("/srv/lib/burst.py", 8, "burst"), frame("/srv/app.py", 3, "main")])
+        .unwrap();
+    writer.thread(11, "MainThread");
+    writer.thread(12, "worker-1");
+    let detail = |thread| AllocDetail { domain: 2, thread };
+    for second in 1..=100 {
+        let at = Duration::from_secs(second);
+        writer.alloc(at, leak, 65_536, detail(11));
+        match second {
+            20 => writer.alloc(at, burst, 1 << 20, detail(12)),
+            40 => writer.free(at, burst, 1 << 20),
+            _ => {}
+        }
+    }
+    writer.end(Duration::from_secs(100), &EndReason::Stopped);
+    writer.flush().unwrap();
+}
+
+#[test]
+fn diff_tells_what_has_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("run");
+    record(&base);
+    let base = base.to_str().unwrap();
+    let at = |time: &str| format!("{base}@{time}");
+    let answer = json(&["diff", &at("30s"), &at("50s")]);
+    assert_eq!(answer["live_bytes_diff"], (20.0 * 65_536.0 - 1_048_576.0).into());
+    let rows = answer["rows"].as_array().unwrap();
+    assert_eq!(
+        (rows.len(), &rows[0]["site"]["function"], &rows[0]["size_diff"]),
+        (2, &"grow".into(), &1_310_720.0.into())
+    );
+    assert_eq!(
+        (&rows[1]["size_diff"], &rows[1]["count_diff"]),
+        (&(-1_048_576.0).into(), &(-1.0).into())
+    );
+    // Backwards, with an absolute moment, cumulative.
+    let back = json(&[
+        "diff",
+        &at("-50s"),
+        &at("@1600000030"),
+        "--cumulative",
+        "--by",
+        "filename",
+    ]);
+    assert_eq!(
+        (&back["rows"][0]["site"]["file"], &back["rows"][0]["size_diff"]),
+        (&"/srv/leak.py".into(), &(-1_310_720.0).into())
+    );
+    let whole = text(&["diff", &at("2020-09-13T12:27:10Z"), base]);
+    assert!(
+        whole.starts_with("+3.4 MiB ± 0 B from 2.9 MiB at 30s to 6.2 MiB at 1m40s\n"),
+        "{whole}"
+    );
+    assert!(whole.contains("/srv/leak.py:7 grow"));
+    let other = dir.path().join("other");
+    record(&other);
+    let other = other.to_str().unwrap();
+    assert_eq!(
+        text(&["diff", base, other]),
+        "+0 B ± 0 B from 6.2 MiB at 1m40s to 6.2 MiB at 1m40s\n".replace("+0", "0")
+    );
+    let same = pyheap(&["diff", base, base]);
+    assert_eq!(same.status.code(), Some(2));
+}
+
+#[test]
+fn top_filters_by_file_function_thread_and_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("run");
+    record(&base);
+    let base = base.to_str().unwrap();
+    let bytes = |args: &[&str]| {
+        json(&[&["top", base, "--at", "30s"][..], args].concat())["live_bytes"]
+            .as_f64()
+            .unwrap()
+    };
+    let (leak, burst) = (30.0 * 65_536.0, 1_048_576.0);
+    assert_eq!(bytes(&[]), leak + burst);
+    assert_eq!(bytes(&["--file", "leak.py"]), leak);
+    assert_eq!(bytes(&["--file", "!*/lib/*"]), leak);
+    assert_eq!(bytes(&["--file", "app.py"]), 0.0);
+    assert_eq!(bytes(&["--file", "app.py", "--all-frames"]), leak + burst);
+    assert_eq!(bytes(&["--function", "bur*"]), burst);
+    assert_eq!(bytes(&["--thread", "worker-*"]), burst);
+    assert_eq!(bytes(&["--thread", "11"]), leak);
+    assert_eq!(bytes(&["--since", "15s"]), 15.0 * 65_536.0 + burst);
+    assert_eq!(bytes(&["--since", "5s", "--until", "10s"]), 5.0 * 65_536.0);
+    for by in ["traceback", "filename", "lineno", "function"] {
+        assert!(text(&["top", base, "--by", by]).contains("/srv/leak.py"));
+    }
+    // A recording that is over is shown once.
+    assert_eq!(text(&["top", base, "--follow"]), text(&["top", base]));
+    assert_eq!(pyheap(&["top", base, "--at", "noon"]).status.code(), Some(2));
+    assert_eq!(pyheap(&["top", base, "--file", "["]).status.code(), Some(2));
+    let flame = text(&["flame", base, "--at", "30s", "--function", "burst"]);
+    assert_eq!(flame, "main (/srv/app.py:3);burst (/srv/lib/burst.py:8) 1048576\n");
+}
+
+#[test]
+fn plots_as_tables_and_pictures() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("run");
+    record(&base);
+    let base = base.to_str().unwrap();
+    let table = text(&[
+        "plot",
+        base,
+        "--interval",
+        "20s",
+        "--line",
+        "b=/srv/lib/burst.py:8",
+        "--top",
+        "1",
+    ]);
+    let lines: Vec<_> = table.lines().collect();
+    assert_eq!(lines[0], "seconds,total_bytes,b,/srv/leak.py:7");
+    assert_eq!(
+        lines[1],
+        format!("20,{},1048576,{}", 20 * 65_536 + 1_048_576, 20 * 65_536)
+    );
+    assert_eq!((lines.len(), lines[5]), (6, "100,6553600,0,6553600"));
+    let data = json(&["plot", base, "--interval", "50s"]);
+    assert_eq!(data["seconds"], serde_json::json!([50.0, 100.0]));
+    assert_eq!(data["allocated_bytes_per_second"][1], 65_536.0);
+    for (name, begin) in [("p.svg", &b"<svg "[..]), ("p.png", b"\x89PNG")] {
+        let path = dir.path().join(name);
+        text(&["plot", base, "--top", "2", "-o", path.to_str().unwrap()]);
+        assert!(std::fs::read(&path).unwrap().starts_with(begin));
+    }
+    let svg = std::fs::read_to_string(dir.path().join("p.svg")).unwrap();
+    assert_eq!(svg.matches("<polyline").count() > 5, svg.contains("part of all, %"));
+    assert_eq!(pyheap(&["plot", base, "--line", "nowhere"]).status.code(), Some(2));
+    assert_eq!(
+        pyheap(&["plot", base, "--compat"]).status.code(),
+        Some(1),
+        "there is no digest"
+    );
+    // As the original says it, from its own digest.
+    let name = golden("unicode_paths");
+    let name = name.to_str().unwrap();
+    let compat = text(&["plot", name, "--compat"]);
+    assert!(
+        compat.starts_with("seconds,total_bytes\n0,12432\n0.10000000149011612,"),
+        "{compat}"
+    );
+}
+
+#[test]
+fn flow_graphs_as_text_and_pictures() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("run");
+    record(&base);
+    let base = base.to_str().unwrap();
+    let one = text(&["flow", base, "--at", "30s"]);
+    assert!(one.starts_with("digraph {\n") && one.contains("/srv/lib/burst.py:8 burst") && one.ends_with("}\n"));
+    let graph = json(&["flow", base, "--at", "30s"]);
+    assert_eq!(
+        (
+            graph["nodes"].as_array().unwrap().len(),
+            graph["edges"].as_array().unwrap().len()
+        ),
+        (3, 2)
+    );
+    assert!(!text(&["flow", base, "--file", "leak.py"]).contains("burst.py"));
+    let many = text(&["compare", base, "10s", "30s", "-10s"]);
+    assert!(many.contains("colspan=\"3\"") && many.contains("0.0B / 0.0B =  0%"));
+    assert_eq!(json(&["compare", base, "10s", "30s"]).as_array().unwrap().len(), 2);
+    assert_eq!(pyheap(&["flow", base, "--min-node", "2"]).status.code(), Some(2));
+    // The original's picture, from the original's digest.
+    let name = golden("json_parse");
+    let compat = text(&["flow", name.to_str().unwrap(), "--compat", "--at", "1s"]);
+    assert!(compat.contains("fontsize=") && !compat.contains("Program Root</td>"));
+
+    let svg = dir.path().join("flow.svg");
+    let output = pyheap(&["flow", base, "-o", svg.to_str().unwrap()]);
+    let installed = Command::new("dot").arg("-V").stderr(Stdio::null()).status().is_ok();
+    if installed {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let drawn = std::fs::read_to_string(&svg).unwrap();
+        assert!(drawn.contains("<svg ") && drawn.contains("/srv/leak.py:7 grow"));
+    } else {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            said.contains("install graphviz") && output.status.code() == Some(1),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn digests_for_scripts_and_closed_pipes() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("run");
+    record(&base);
+    let base = base.to_str().unwrap();
+    let answer = json(&["digest", base, "--interval", "10s"]);
+    assert_eq!(
+        (&answer["snapshots"], &answer["interval_seconds"]),
+        (&10.into(), &10.0.into())
+    );
+    for args in [
+        &["flow", base][..],
+        &["compare", base, "end"],
+        &["plot", base],
+        &["diff", base, &format!("{base}@30s")],
+    ] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_pyheap"))
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn where_needs_a_recording() {
+    assert_eq!(pyheap(&["where", "999999999", "0x1000"]).status.code(), Some(3));
+    let own = std::process::id().to_string();
+    let output = pyheap(&["where", &own, "0x1000"]);
+    assert_eq!(output.status.code(), Some(7));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is not being recorded"));
+    assert_eq!(pyheap(&["where", &own, "zero"]).status.code(), Some(2));
+}
