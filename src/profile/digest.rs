@@ -167,22 +167,19 @@ pub fn make_digest_with(
 #[derive(Debug, Clone, Copy, Default)]
 struct Sum {
     bytes: f64,
-    records: u32,
+    records: i64,
 }
 
 impl Sum {
-    /// As [`Tally`](super::live::Tally) counts, but for bytes alone.
+    /// As [`Tally`](super::live::Tally) counts, but for bytes alone, and without branches: whether an event is a free is
+    /// nothing that a processor can guess.
     #[inline]
     fn apply(&mut self, bytes: f64, is_free: bool) {
-        if !is_free {
-            self.bytes += bytes;
-            self.records = self.records.saturating_add(1);
-        } else if self.records <= 1 {
-            *self = Self::default();
-        } else {
-            self.bytes = (self.bytes - bytes).max(0.0);
-            self.records -= 1;
-        }
+        let (sign, step) = if is_free { (-1.0, -1) } else { (1.0, 1) };
+        let sum = (self.bytes + sign * bytes).max(0.0);
+        self.records = (self.records + step).max(0);
+        // Nothing is left: say 0, not what sums of rounded numbers leave over.
+        self.bytes = if self.records == 0 { 0.0 } else { sum };
     }
 }
 

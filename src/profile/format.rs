@@ -58,22 +58,30 @@ pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// A varint of up to eight bytes at the start of these eight, and its length; `None` if it is longer.
+/// Two varints that begin in these bytes and end in them, and the length of both; `None` if they are longer.
 #[inline]
-pub(crate) fn short_varint(bytes: [u8; 8]) -> Option<(u64, usize)> {
+pub(crate) fn two_varints(bytes: [u8; 8]) -> Option<(u64, u64, usize)> {
     let word = u64::from_le_bytes(bytes);
-    // The first byte without its top bit is the last one of the number.
-    let stops = !word & 0x8080_8080_8080_8080;
-    if stops == 0 {
+    // A byte without its top bit is the last one of a number.
+    let ends = !word & 0x8080_8080_8080_8080;
+    let later = ends & ends.wrapping_sub(1);
+    if later == 0 {
         return None;
     }
-    let len = stops.trailing_zeros() as usize / 8 + 1;
-    let own = word & (stops ^ (stops - 1)) & 0x7F7F_7F7F_7F7F_7F7F;
-    // Groups of 7 bits to groups of 14, 28 and 56.
-    let own = own & 0x007F_007F_007F_007F | (own & 0x7F00_7F00_7F00_7F00) >> 1;
+    let first_bits = ends.trailing_zeros() + 1;
+    let both_bits = later.trailing_zeros() + 1;
+    let first = word & (u64::MAX >> (64 - first_bits));
+    let second = (word & (u64::MAX >> (64 - both_bits))) >> first_bits;
+    Some((groups(first), groups(second), both_bits as usize / 8))
+}
+
+/// Puts together the groups of seven bits of up to eight bytes; the top bits do not count.
+#[inline]
+fn groups(bytes: u64) -> u64 {
+    // To groups of 14, 28 and 56.
+    let own = bytes & 0x007F_007F_007F_007F | (bytes & 0x7F00_7F00_7F00_7F00) >> 1;
     let own = own & 0x0000_3FFF_0000_3FFF | (own & 0x3FFF_0000_3FFF_0000) >> 2;
-    let own = own & 0x0FFF_FFFF | (own & 0x0FFF_FFFF_0000_0000) >> 4;
-    Some((own, len))
+    own & 0x0FFF_FFFF | (own & 0x0FFF_FFFF_0000_0000) >> 4
 }
 
 /// Appends a fixed32.
@@ -212,19 +220,20 @@ mod tests {
     }
 
     #[test]
-    fn short_varints_are_read_in_one_step() {
-        for shift in 0..63 {
-            for value in [
-                1u64 << shift,
-                (1 << shift) - 1,
-                (1 << shift) + 1,
-                0x5A5A_5A5A_5A5A_5A5A >> shift,
-            ] {
-                let mut bytes = varint(value);
+    fn two_varints_are_read_in_one_step() {
+        let values = (0..49).flat_map(|shift| [1u64 << shift, (1 << shift) - 1, 0x5A5A_5A5A_5A5A >> shift]);
+        let values: Vec<u64> = values.collect();
+        for first in &values {
+            for second in &values {
+                let mut bytes = [varint(*first), varint(*second)].concat();
                 let len = bytes.len();
-                bytes.extend([0xFF; 8]);
+                bytes.extend([0x7F; 8]);
                 let window = bytes[..8].try_into().unwrap();
-                assert_eq!(short_varint(window), (len <= 8).then_some((value, len)), "{value:#x}");
+                assert_eq!(
+                    two_varints(window),
+                    (len <= 8).then_some((*first, *second, len)),
+                    "{first:#x} {second:#x}"
+                );
             }
         }
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
-use super::format::{Cursor, DecodeError, HEAD_FREE, HEAD_NEGATIVE, MAX_EVENT_LEN, MAX_TRACE_INDEX, short_varint};
+use super::format::{Cursor, DecodeError, HEAD_FREE, HEAD_NEGATIVE, MAX_EVENT_LEN, MAX_TRACE_INDEX, two_varints};
 use super::model::Event;
 
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -75,9 +75,10 @@ impl Ending {
 #[derive(Debug)]
 pub struct RawEvents<R> {
     source: R,
+    /// Only grows; what is read and not yet decoded is between `pos` and `end`.
     buffer: Vec<u8>,
-    /// The part of `buffer` that is read and not yet decoded.
     pos: usize,
+    end: usize,
     /// Offset of `buffer` in the file.
     offset: u64,
     at_end: bool,
@@ -91,6 +92,7 @@ impl<R: Read> RawEvents<R> {
             source,
             buffer: Vec::new(),
             pos: 0,
+            end: 0,
             offset: 0,
             at_end: false,
             ending: Ending::Whole,
@@ -108,23 +110,22 @@ impl<R: Read> RawEvents<R> {
     }
 
     fn refill(&mut self) {
-        self.buffer.drain(..self.pos);
+        self.buffer.resize(CHUNK_BYTES, 0);
+        self.buffer.copy_within(self.pos..self.end, 0);
         self.offset += self.pos as u64;
+        self.end -= self.pos;
         self.pos = 0;
-        let mut filled = self.buffer.len();
-        self.buffer.resize(filled + CHUNK_BYTES, 0);
-        while filled < MAX_EVENT_LEN && !self.at_end {
-            match self.source.read(&mut self.buffer[filled..]) {
+        while self.end < MAX_EVENT_LEN && !self.at_end {
+            match self.source.read(&mut self.buffer[self.end..]) {
                 Ok(0) => self.at_end = true,
-                Ok(count) => filled += count,
+                Ok(count) => self.end += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.ending = Ending::Unreadable(self.offset + filled as u64, error);
+                    self.ending = Ending::Unreadable(self.offset + self.end as u64, error);
                     self.at_end = true;
                 }
             }
         }
-        self.buffer.truncate(filled);
     }
 }
 
@@ -133,7 +134,8 @@ impl<R: Read> Iterator for RawEvents<R> {
 
     #[inline]
     fn next(&mut self) -> Option<RawEvent> {
-        if let Some(window) = self.buffer.get(self.pos..self.pos + MAX_EVENT_LEN)
+        if self.end - self.pos >= MAX_EVENT_LEN
+            && let Some(window) = self.buffer.get(self.pos..self.pos + MAX_EVENT_LEN)
             && let Some((event, len)) = decode_usual(window)
         {
             self.pos += len;
@@ -147,13 +149,13 @@ impl<R: Read> RawEvents<R> {
     /// The next event where it may be cut, unusual, damaged, or not read yet.
     #[cold]
     fn next_slowly(&mut self) -> Option<RawEvent> {
-        if self.buffer.len() - self.pos < MAX_EVENT_LEN && !self.at_end {
+        if self.end - self.pos < MAX_EVENT_LEN && !self.at_end {
             self.refill();
         }
-        if self.pos == self.buffer.len() {
+        if self.pos == self.end {
             return None;
         }
-        let mut cursor = Cursor::new(&self.buffer, self.pos);
+        let mut cursor = Cursor::new(&self.buffer[..self.end], self.pos);
         match decode(&mut cursor) {
             Ok(event) => {
                 self.pos = cursor.pos();
@@ -169,31 +171,29 @@ impl<R: Read> RawEvents<R> {
                 self.at_end = true;
                 self.offset += self.pos as u64;
                 self.pos = 0;
-                self.buffer.clear();
+                self.end = 0;
                 None
             }
         }
     }
 }
 
-/// An event of usual numbers (56 bits), and its length, from as many bytes as the longest event has.
+/// An event within a second of the one before and with numbers of usual length, and its length, from as many bytes as the
+/// longest event has. Nearly all events are such.
 #[inline]
 fn decode_usual(window: &[u8]) -> Option<(RawEvent, usize)> {
-    let eight = |pos: usize| -> Option<[u8; 8]> { window.get(pos..pos + 8)?.try_into().ok() };
     let head = u32::from_be_bytes(window.get(..4)?.try_into().ok()?);
-    let (secs, secs_len) = match window.get(4)? {
-        0 => (0, 1),
-        _ => short_varint(eight(4)?)?,
-    };
-    let (micros, micros_len) = short_varint(eight(4 + secs_len)?)?;
-    let (size, size_len) = short_varint(eight(4 + secs_len + micros_len)?)?;
+    if *window.get(4)? != 0 {
+        return None;
+    }
+    let (micros, size, len) = two_varints(window.get(5..13)?.try_into().ok()?)?;
     let event = RawEvent {
         head,
-        secs,
+        secs: 0,
         micros,
         size,
     };
-    Some((event, 4 + secs_len + micros_len + size_len))
+    Some((event, 5 + len))
 }
 
 fn decode(cursor: &mut Cursor<'_>) -> Result<RawEvent, DecodeError> {

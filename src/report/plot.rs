@@ -320,7 +320,7 @@ mod tests {
             (number(1.5, 0.5), number(20.0, 10.0)),
             ("1.5".to_owned(), "20".to_owned())
         );
-        assert_eq!(shortened("/srv/app/main.py:12", 10), "....py:12");
+        assert_eq!(shortened("/srv/app/main.py:12", 10), "...n.py:12");
     }
 
     #[test]

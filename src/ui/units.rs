@@ -145,7 +145,8 @@ impl std::str::FromStr for Moment {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        match text.trim().strip_prefix('-') {
+        let text = text.trim();
+        match text.strip_prefix("end-").or(text.strip_prefix('-')) {
             Some(rest) => parse_duration(rest).map(Self::BeforeEnd),
             None if text.trim().starts_with('@') || text.contains('-') => {
                 parse_absolute(text.trim()).map(Self::Absolute).ok_or(UnitError::Moment)
@@ -217,8 +218,8 @@ mod tests {
                 .as_secs()
         };
         assert_eq!(
-            ["90s", "1m", "-1m", "-0", "end", "5m", "-5m", "0"].map(of),
-            [90, 60, 40, 100, 100, 100, 0, 0]
+            ["90s", "1m", "-1m", "end-1m", "-0", "end", "5m", "-5m", "0"].map(of),
+            [90, 60, 40, 40, 100, 100, 100, 0, 0]
         );
         assert!("--1m".parse::<Moment>().is_err());
         // 2000-02-29 12:06:40 UTC.

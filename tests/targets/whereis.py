@@ -1,10 +1,10 @@
 """Objects whose addresses are asked for.
 
-    -> GO       allocate          <- MADE {"bytes": ADDRESS, "list": ADDRESS, "old": ADDRESS, "lines": {NAME: LINE}}
+    -> GO       allocate          <- MADE {"bytes": ADDRESS, "thing": ADDRESS, "old": ADDRESS, "lines": {NAME: LINE}}
     -> FREE     drop "bytes"      <- FREED
     -> EXIT
 
-"bytes" is of 8 MiB, so its memory goes back to the system; "list" has a header of the garbage collector before it; "old" was
+"bytes" is of 8 MiB, so its memory goes back to the system; "thing" has a header of the garbage collector before it; "old" was
 there before READY.
 """
 import os
@@ -13,6 +13,10 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from protocol import Commands, ready, say  # noqa: E402
 
+class Thing:
+    pass
+
+
 KEEP = {"old": bytes(8 << 20)}
 
 
@@ -20,8 +24,8 @@ def make_bytes():
     KEEP["bytes"] = bytes(8 << 20)  # SITE bytes
 
 
-def make_list():
-    KEEP["list"] = [None]  # SITE list
+def make_thing():
+    KEEP["thing"] = Thing()  # SITE thing
 
 
 def main():
@@ -33,8 +37,8 @@ def main():
         command = commands.next()
         if command == "GO":
             make_bytes()
-            make_list()
-            made = {name: id(KEEP[name]) for name in ("bytes", "list", "old")}
+            make_thing()
+            made = {name: id(KEEP[name]) for name in ("bytes", "thing", "old")}
             say("MADE", dict(made, lines=sites))
         elif command == "FREE":
             del KEEP["bytes"]

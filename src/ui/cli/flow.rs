@@ -37,8 +37,8 @@ pub struct CompareArgs {
     #[arg(value_name = "BASE")]
     pub base: PathBuf,
 
-    /// The moments: time since the start (`90s`), before the end (`-1m`), `end`, or absolute (`2026-01-31T12:00:00Z`).
-    #[arg(value_name = "TIME", required = true, num_args = 1.., allow_hyphen_values = true)]
+    /// The moments: time since the start (`90s`), before the end (`end-1m`), `end`, or absolute (`2026-01-31T12:00:00Z`).
+    #[arg(value_name = "TIME", required = true, num_args = 1..)]
     pub times: Vec<Moment>,
 
     /// How to draw.
