@@ -112,7 +112,17 @@ pub fn make_digest_with(
     interval: Duration,
     precision: f64,
     mode: DigestMode,
-    progress: impl FnMut(Progress) -> ControlFlow<()>,
+    mut progress: impl FnMut(Progress) -> ControlFlow<()>,
+) -> Result<DigestSummary, DigestError> {
+    make(reader, interval, precision, mode, &mut progress)
+}
+
+fn make(
+    reader: &Reader,
+    interval: Duration,
+    precision: f64,
+    mode: DigestMode,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<DigestSummary, DigestError> {
     let interval_millis = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX);
     if interval_millis == 0 {
@@ -184,18 +194,18 @@ impl Sum {
 }
 
 /// A digest on its way.
-struct Making<'a, P> {
+struct Making<'a> {
     reader: &'a Reader,
     output: DigestFile,
     interval_millis: u64,
-    progress: P,
+    progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     events: u64,
     is_interrupted: bool,
     /// What is learned on the way, so that nobody has to read the events again.
     scan: Scan,
 }
 
-impl<P: FnMut(Progress) -> ControlFlow<()>> Making<'_, P> {
+impl Making<'_> {
     /// Counts an event; true if it is time to stop.
     #[inline]
     fn count(&mut self, event: RawEvent, at: impl Fn() -> (Duration, u64)) -> bool {
@@ -237,7 +247,7 @@ impl<P: FnMut(Progress) -> ControlFlow<()>> Making<'_, P> {
                     due = due.saturating_add(interval);
                 }
             }
-            let bytes = event.size as f64 * weights.of(event.size).objects;
+            let bytes = weights.bytes_of(event.size);
             sums.entry(event.trace()).apply(bytes, event.is_free());
             ranking.touch(event.trace());
             if self.count(event, || (Duration::from_micros(clock), events.offset())) {

@@ -27,16 +27,19 @@ pub struct RawEvent {
 
 impl RawEvent {
     /// Whether the time difference is negative.
+    #[inline]
     pub fn is_negative(self) -> bool {
         self.head & HEAD_NEGATIVE != 0
     }
 
     /// Whether it ends an allocation.
+    #[inline]
     pub fn is_free(self) -> bool {
         self.head & HEAD_FREE != 0
     }
 
     /// The trace index.
+    #[inline]
     pub fn trace(self) -> u32 {
         self.head & MAX_TRACE_INDEX
     }
@@ -105,6 +108,7 @@ impl<R: Read> RawEvents<R> {
     }
 
     /// Bytes decoded so far.
+    #[inline]
     pub fn offset(&self) -> u64 {
         self.offset + self.pos as u64
     }

@@ -189,6 +189,8 @@ const REMEMBERED: usize = 1024;
 pub struct WeightCache {
     weights: Weights,
     small: Vec<Weight>,
+    /// What a record of each small size stands for in bytes: half as much memory to go through.
+    small_bytes: Vec<f64>,
     /// By the size's low bits: a size and its weight.
     large: Vec<(u64, Weight)>,
 }
@@ -198,8 +200,20 @@ impl WeightCache {
     pub fn new(weights: Weights) -> Self {
         Self {
             small: (0..SMALL_SIZES).map(|size| weights.of(size)).collect(),
+            small_bytes: (0..SMALL_SIZES)
+                .map(|size| size as f64 * weights.of(size).objects)
+                .collect(),
             large: vec![(0, weights.of(0)); REMEMBERED],
             weights,
+        }
+    }
+
+    /// The bytes that a record of `size` bytes stands for.
+    #[inline]
+    pub fn bytes_of(&mut self, size: u64) -> f64 {
+        match self.small_bytes.get(size as usize) {
+            Some(bytes) => *bytes,
+            None => size as f64 * self.of(size).objects,
         }
     }
 
