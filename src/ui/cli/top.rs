@@ -196,8 +196,11 @@ fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
     Ok((text, is_over))
 }
 
+/// After this moment (or from the start) up to that one.
+type Span = (Option<Duration>, Duration);
+
 /// The window that is asked for, if any.
-fn window(args: &Args, reader: &Reader) -> Result<Option<(Option<Duration>, Duration)>, Box<dyn Error>> {
+fn window(args: &Args, reader: &Reader) -> Result<Option<Span>, Box<dyn Error>> {
     if args.since.is_none() && args.until.is_none() {
         return Ok(None);
     }
