@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
-use pyheap::ui::cli::{attach, cure, demo, digest, flame, info, record, top};
+use pyheap::ui::cli::{attach, cure, demo, digest, events, export, flame, info, record, top};
 use pyheap::ui::output::note;
 use std::process::ExitCode;
 
@@ -18,6 +18,8 @@ enum Command {
     Info(info::Args),
     Top(top::Args),
     Flame(flame::Args),
+    Export(export::Args),
+    Events(events::Args),
     Digest(digest::Args),
     Cure(cure::Args),
     Demo(demo::Args),
@@ -30,6 +32,8 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Flame(args) => flame::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Events(args) => events::run(&args),
         Command::Digest(args) => digest::run(&args),
         Command::Cure(args) => cure::run(&args),
         Command::Demo(args) => demo::run(&args),

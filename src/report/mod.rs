@@ -3,6 +3,7 @@
 
 use crate::profile::model::{Live, StackFrame};
 
+pub mod export;
 pub mod flame;
 pub mod growth;
 pub mod human;

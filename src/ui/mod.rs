@@ -1,4 +1,5 @@
 //! What the user types and sees.
 pub mod cli;
 pub mod output;
+pub mod save;
 pub mod units;

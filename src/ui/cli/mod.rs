@@ -5,6 +5,8 @@ pub mod choose;
 pub mod cure;
 pub mod demo;
 pub mod digest;
+pub mod events;
+pub mod export;
 pub mod failure;
 pub mod flame;
 pub mod info;
@@ -12,8 +14,11 @@ pub mod info_run;
 pub mod record;
 pub mod top;
 
-use crate::profile::reader::{LiveSet, Reader};
+use crate::profile::reader::{LiveSet, ReadError, Reader};
 use crate::report::TraceUsage;
+use crate::report::export::Export;
+use crate::ui::output::note;
+use crate::ui::units::Moment;
 
 /// What is alive, with the stacks of the traces.
 fn usages<'a>(reader: &'a Reader, live: &LiveSet) -> Vec<TraceUsage<'a>> {
@@ -23,4 +28,15 @@ fn usages<'a>(reader: &'a Reader, live: &LiveSet) -> Vec<TraceUsage<'a>> {
         live: *live,
     };
     live.traces.iter().map(usage).collect()
+}
+
+/// The profile at a moment, ready to be exported. What is wrong with it is said on standard error.
+fn exported(reader: &Reader, at: Moment) -> Result<Export<'_>, ReadError> {
+    let elapsed = reader.elapsed()?;
+    let at = at.within(reader.start(), elapsed);
+    let export = Export::new(reader, (at != elapsed).then_some(at))?;
+    for warning in &export.warnings {
+        note(&format!("warning: {warning}"));
+    }
+    Ok(export)
 }
