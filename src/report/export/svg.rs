@@ -3,7 +3,7 @@
 //! The picture has inferno's script for zoom and search, which runs when a browser opens the file by itself; it loads
 //! nothing. What the picture cannot show (narrower than a hundredth of a pixel) is left out by inferno.
 
-use inferno::flamegraph::{Direction, Options, from_lines};
+use inferno::flamegraph::{Direction, Options, TextTruncateDirection, from_lines};
 
 use super::{Export, Metric, collapsed::collapsed};
 use crate::report::human::{Human, bytes, clean, count};
@@ -34,6 +34,8 @@ pub fn svg(export: &Export<'_>, metric: Metric) -> Result<Vec<u8>, SvgError> {
     options.subtitle = Some(subtitle(export, metric));
     options.count_name = if metric.is_bytes() { "bytes" } else { "objects" }.to_owned();
     options.direction = Direction::Inverted;
+    // A function's name, which comes first, says more than its line.
+    options.text_truncate_direction = TextTruncateDirection::Right;
     options.hash = true;
     options.deterministic = true;
     let mut out = Vec::new();
