@@ -423,7 +423,7 @@ fn any_moment_can_be_exported() {
     );
     let wrong = pyheap(&["flame", &base, "--at", "soon"]);
     assert_eq!(wrong.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&wrong.stderr).contains("not a moment; examples: 90s"));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("; examples: 90s"));
 }
 
 #[test]

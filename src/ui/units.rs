@@ -11,9 +11,9 @@ pub enum UnitError {
     /// Not a number with a unit.
     #[error("not a size; examples: 131072 (bytes), 64K, 128KiB, 1.5MiB (1 KiB = 1024 bytes)")]
     Size,
-    /// Neither a duration, negative or not, nor a date with a time.
+    /// No moment.
     #[error(
-        "not a moment; examples: 90s (after the start), -1m (before the end), end, 2026-11-29T17:20:00Z, @1795972800"
+        "not a moment; examples: 90s (after the start), -1m (before the end), end, 2026-01-31T12:00:00Z, @1769860800"
     )]
     Moment,
     /// More than can be counted.
@@ -92,20 +92,53 @@ pub enum Moment {
     AfterStart(Duration),
     /// So long before the end.
     BeforeEnd(Duration),
-    /// So long after 1970 began (UTC).
-    SinceEpoch(Duration),
+    /// So long after 1970-01-01 00:00 UTC.
+    Absolute(Duration),
 }
 
 impl Moment {
-    /// Time since the start in a recording that began `start` after 1970 and has this length. What is outside of it
+    /// Time since the start in a recording that began at `start` (since 1970) and has this length. What is outside of it
     /// becomes its start or end.
     pub fn within(self, start: Duration, elapsed: Duration) -> Duration {
         match self {
+            Self::Absolute(time) => time.saturating_sub(start).min(elapsed),
             Self::AfterStart(time) => time.min(elapsed),
             Self::BeforeEnd(time) => elapsed.saturating_sub(time),
-            Self::SinceEpoch(time) => time.saturating_sub(start).min(elapsed),
         }
     }
+}
+
+/// `@SECONDS` since 1970, or `YYYY-MM-DD HH:MM:SS` in UTC (a `T` between and a `Z` or ` UTC` after it are allowed).
+fn parse_absolute(text: &str) -> Option<Duration> {
+    if let Some(seconds) = text.strip_prefix('@') {
+        return Duration::try_from_secs_f64(seconds.parse().ok()?).ok();
+    }
+    let text = text.strip_suffix('Z').or(text.strip_suffix(" UTC")).unwrap_or(text);
+    let (date, time) = text.split_once(['T', ' '])?;
+    let part = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| text.parse::<u64>().ok())?
+    };
+    let date: Vec<u64> = date.split('-').map(part).collect::<Option<_>>()?;
+    let mut clock = time.splitn(3, ':');
+    let (hour, minute) = (part(clock.next()?)?, part(clock.next()?)?);
+    let second: f64 = clock.next().unwrap_or("0").parse().ok()?;
+    let [year @ 1970..=9999, month @ 1..=12, day @ 1..=31] = date[..] else {
+        return None;
+    };
+    if hour > 23 || minute > 59 || !(0.0..60.0).contains(&second) {
+        return None;
+    }
+    // Years begin in March here, so that a leap day is the last day of one.
+    let (year, month) = if month > 2 {
+        (year, month - 3)
+    } else {
+        (year - 1, month + 9)
+    };
+    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1;
+    let seconds = (days - 719_468) * 86_400 + hour * 3600 + minute * 60;
+    Some(Duration::from_secs(seconds) + Duration::from_secs_f64(second))
 }
 
 impl std::str::FromStr for Moment {
@@ -113,81 +146,15 @@ impl std::str::FromStr for Moment {
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let text = text.trim();
-        let moment = match text.strip_prefix('-') {
+        match text.strip_prefix("end-").or(text.strip_prefix('-')) {
             Some(rest) => parse_duration(rest).map(Self::BeforeEnd),
-            None if text == "end" => Ok(Self::BeforeEnd(Duration::ZERO)),
-            None => match absolute(text) {
-                Some(time) => Ok(Self::SinceEpoch(time)),
-                None => parse_duration(text).map(Self::AfterStart),
-            },
-        };
-        moment.map_err(|error| match error {
-            UnitError::TooLarge => error,
-            _ => UnitError::Moment,
-        })
+            None if text.trim().starts_with('@') || text.contains('-') => {
+                parse_absolute(text.trim()).map(Self::Absolute).ok_or(UnitError::Moment)
+            }
+            None if text.trim() == "end" => Ok(Self::BeforeEnd(Duration::ZERO)),
+            None => parse_duration(text).map(Self::AfterStart),
+        }
     }
-}
-
-/// `2026-11-29T17:20:00Z` (or with a space, a fraction, an offset like `+01:00`; without one it is UTC), or `@` and
-/// seconds since 1970.
-fn absolute(text: &str) -> Option<Duration> {
-    if let Some(seconds) = text.strip_prefix('@') {
-        let (seconds, unit, after) = split(seconds)?;
-        return (unit.is_empty() && after.is_empty())
-            .then(|| Duration::try_from_secs_f64(seconds).ok())
-            .flatten();
-    }
-    let (date, time) = text.split_once(['T', ' '])?;
-    let date = numbers::<3>(date, '-')?;
-    let (time, offset_minutes) = match time.find(['Z', '+', '-']) {
-        Some(place) => (&time[..place], offset_minutes(&time[place..])?),
-        None => (time, 0),
-    };
-    let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
-    let [hour, minute, second] = numbers::<3>(time, ':')?;
-    let [year, month, day] = date;
-    let is_date = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
-    if !is_date || hour > 23 || minute > 59 || second > 60 || !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
-        return None;
-    }
-    let minutes = (days_since_1970(year, month, day) * 24 + hour) * 60 + minute - offset_minutes;
-    let fraction = Duration::try_from_secs_f64(format!("0.{fraction}").parse().ok()?).ok()?;
-    Some(Duration::from_secs(u64::try_from(minutes * 60 + second).ok()?) + fraction)
-}
-
-/// `Z`, `+01:00` or `-0530`, in minutes.
-fn offset_minutes(text: &str) -> Option<i64> {
-    if text == "Z" {
-        return Some(0);
-    }
-    let digits = text[1..].replace(':', "");
-    let value: i64 = digits
-        .parse()
-        .ok()
-        .filter(|_| digits.len() == 4 && !digits.starts_with(['+', '-']))?;
-    let minutes = value / 100 * 60 + value % 100;
-    Some(if text.starts_with('-') { -minutes } else { minutes })
-}
-
-/// So many numbers without sign.
-fn numbers<const COUNT: usize>(text: &str, separator: char) -> Option<[i64; COUNT]> {
-    let is_number = |part: &&str| (1..=4).contains(&part.len()) && part.bytes().all(|digit| digit.is_ascii_digit());
-    let parts: Option<Vec<i64>> = text
-        .split(separator)
-        .map(|part| Some(part).filter(is_number)?.parse().ok())
-        .collect();
-    parts?.try_into().ok()
-}
-
-/// Days from 1970-01-01 to a date of the Gregorian calendar, from 1970 on.
-fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
-    // Years that begin in March have the leap day at their end; 719468 days are from March of year 0 to 1970.
-    let (year, month) = if month > 2 {
-        (year, month - 3)
-    } else {
-        (year - 1, month + 9)
-    };
-    365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day - 1 - 719_468
 }
 
 #[cfg(test)]
@@ -247,45 +214,38 @@ mod tests {
         let of = |text: &str| {
             text.parse::<Moment>()
                 .unwrap()
-                .within(Duration::from_secs(1_600_000_000), Duration::from_secs(100))
+                .within(Duration::from_secs(951_826_000), Duration::from_secs(100))
                 .as_secs()
         };
         assert_eq!(
-            ["90s", "1m", "-1m", "-0", "end", "5m", "-5m", "0"].map(of),
-            [90, 60, 40, 100, 100, 100, 0, 0]
+            ["90s", "1m", "-1m", "end-1m", "-0", "end", "5m", "-5m", "0"].map(of),
+            [90, 60, 40, 40, 100, 100, 100, 0, 0]
         );
-        let absolute = [
-            "2020-09-13T12:26:50Z",
-            "2020-09-13 12:26:50.9",
-            "2020-09-13T14:27:00.000+02:00",
-            "2020-09-13T06:57:00-0530",
-            "@1600000030.5",
-            "2019-01-01T00:00:00Z",
-            "9999-12-31T23:59:59Z",
-        ];
-        assert_eq!(absolute.map(of), [10, 10, 20, 20, 30, 0, 100]);
-        for text in [
-            "--1m",
-            "",
-            "@",
-            "@5m",
-            "yesterday",
-            "2020-13-01T00:00:00Z",
-            "2020-09-13",
-            "2020-09-13T1:2",
-            "1970-01-01T00:00:00+0100",
-        ] {
-            assert_eq!(text.parse::<Moment>(), Err(UnitError::Moment), "{text}");
-        }
-    }
-
-    #[test]
-    fn days_of_the_calendar() {
-        let days = [(1970, 1, 1), (1972, 2, 29), (2000, 3, 1), (2100, 3, 1), (2026, 11, 29)];
+        assert!("--1m".parse::<Moment>().is_err());
+        // 2000-02-29 12:06:40 UTC.
         assert_eq!(
-            days.map(|(y, m, d)| days_since_1970(y, m, d)),
-            [0, 789, 11_017, 47_541, 20_786]
+            [
+                "@951826050",
+                "2000-02-29T12:07:30Z",
+                "2000-02-29 12:07:30",
+                "2000-02-29 12:07 UTC",
+                "1999-01-01 00:00:00",
+                "2100-03-01T00:00:00Z"
+            ]
+            .map(of),
+            [50, 50, 50, 20, 0, 100]
         );
+        for bad in [
+            "@",
+            "@x",
+            "2000-02-29",
+            "2000-13-01 00:00",
+            "2000-02-29 24:00",
+            "2000-02-29 1:2:3:4",
+            "1969-01-01 00:00",
+        ] {
+            assert!(bad.parse::<Moment>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::profile::facts::{Facts, Losses};
 use crate::profile::model::{Live, StackFrame};
-use crate::profile::reader::{ReadError, Reader};
+use crate::profile::reader::{LiveSet, ReadError, Reader};
 use crate::profile::sidecar::Sidecar;
 
 pub mod collapsed;
@@ -132,7 +132,14 @@ impl<'a> Export<'a> {
     /// # Errors
     /// When a file cannot be read. Damage is no error: what is before it is used, and `warnings` tells.
     pub fn new(reader: &'a Reader, at: Option<Duration>) -> Result<Self, ReadError> {
-        let live = reader.live_at(at)?;
+        Self::of(reader, &reader.live_at(at)?)
+    }
+
+    /// The same of what somebody has counted, perhaps of some traces only.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of(reader: &'a Reader, live: &LiveSet) -> Result<Self, ReadError> {
         let mut warnings = reader.warnings()?;
         if live.unmatched_frees > 0 {
             warnings.push(format!(

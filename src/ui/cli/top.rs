@@ -20,8 +20,8 @@ pub struct Args {
     #[arg(value_name = "BASE")]
     pub base: PathBuf,
 
-    /// The moment: time since the start (`90s`, `1m30s`), before the end (`-1m`), or a date and time
-    /// (`2026-11-29T17:20:00Z`). A moment outside of the recording is taken for its start or end.
+    /// The moment: time since the start (`90s`, `1m30s`), or before the end (`-1m`). A moment outside of the recording is
+    /// taken for its start or end.
     #[arg(long, value_name = "TIME", default_value = "end", allow_hyphen_values = true)]
     pub at: Moment,
 
