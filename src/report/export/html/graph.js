@@ -35,10 +35,8 @@
     const margin = metric < 2 ? " ± " + shown(field(node, 6 + metric)) : "";
     return shown(value(node)) + margin + (data.metrics[metric][1] ? "" : " objects");
   }
-  function label(node) {
-    const [name, site] = frameOf(node);
-    return site ? name + " (" + site + ")" : name;
-  }
+  const labels = data.frames.map(([name, site]) => site ? name + " (" + site + ")" : name);
+  const label = (node) => labels[field(node, 0)];
   // The share of text and colour: one hue for each file.
   function hue(node) {
     const [name, site] = frameOf(node);
@@ -134,10 +132,11 @@
   // What was found, its total without counting a match within a match twice.
   function search() {
     const text = at("search").value.toLowerCase();
+    const hits = labels.map((label) => label.toLowerCase().includes(text));
     found = new Set();
     let total = 0, until = 0;
     for (let node = 0; text && node < count; node++) {
-      if (node && label(node).toLowerCase().includes(text)) {
+      if (node && hits[field(node, 0)]) {
         found.add(node);
         if (node >= until) {
           total += value(node);
