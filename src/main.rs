@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
-use pyheap::ui::cli::{attach, cure, demo, digest, events, export, flame, info, record, top};
+use pyheap::ui::cli::{attach, cure, demo, digest, dump, events, export, flame, info, record, top};
 use pyheap::ui::output::note;
 use std::process::ExitCode;
 
@@ -21,6 +21,7 @@ enum Command {
     Export(export::Args),
     Events(events::Args),
     Digest(digest::Args),
+    Dump(dump::Args),
     Cure(cure::Args),
     Demo(demo::Args),
 }
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Events(args) => events::run(&args),
         Command::Digest(args) => digest::run(&args),
+        Command::Dump(args) => dump::run(&args),
         Command::Cure(args) => cure::run(&args),
         Command::Demo(args) => demo::run(&args),
     };

@@ -5,6 +5,7 @@ pub mod choose;
 pub mod cure;
 pub mod demo;
 pub mod digest;
+pub mod dump;
 pub mod events;
 pub mod export;
 pub mod failure;

@@ -1,0 +1,339 @@
+//! From `_PyRuntime` to the frames of all threads of all interpreters, by a layout's offsets.
+//!
+//! Everything that is read is hostile: lists are followed to named limits, and until a deadline; a list that bites its
+//! own tail ends at the limit. What could not be followed is marked, and what was read until then is kept.
+
+use crate::attach::Interpreter;
+use crate::frames::layout::{GilPlace, Layout, ObjectLayout, TopFrame};
+use crate::frames::{CodeError, CodeInfo, resolve, text};
+use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::rc::Rc;
+use std::time::Instant;
+
+/// Interpreters of one process.
+const MAX_INTERPRETERS: usize = 1024;
+/// Threads of all interpreters together.
+const MAX_THREADS: usize = 65_536;
+/// Frames of one stack that are followed: the default recursion limit is 1,000.
+const MAX_WALK: usize = 1 << 18;
+/// Of a deeper stack, so many innermost frames and as many outermost ones are kept.
+pub const KEPT_FRAMES: usize = 1024;
+
+/// A frame as it is in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RawFrame {
+    /// The code object.
+    pub code: RemoteAddr,
+    /// The instruction, as [`CodeInfo::line_of`] takes it.
+    pub instr: i32,
+}
+
+/// The frames of one thread, innermost first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RawStack {
+    /// At most twice [`KEPT_FRAMES`].
+    pub frames: Vec<RawFrame>,
+    /// So many frames are left out after the first [`KEPT_FRAMES`].
+    pub omitted: usize,
+    /// Why the stack ends before its outermost frame.
+    pub broken: Option<&'static str>,
+}
+
+/// A thread state.
+#[derive(Debug, Clone)]
+pub struct RawThread {
+    /// The `PyThreadState`.
+    pub address: RemoteAddr,
+    /// `pthread_self()` of the thread; 0 when no thread belongs to the state yet.
+    pub thread_id: u64,
+    /// `gettid()` of the thread, in its own pid namespace, from 3.11.
+    pub native_id: Option<u64>,
+    /// It holds the GIL of its interpreter.
+    pub holds_gil: bool,
+}
+
+/// An interpreter.
+#[derive(Debug, Clone)]
+pub struct RawInterpreter {
+    /// The `PyInterpreterState`.
+    pub address: RemoteAddr,
+    /// `id`; 0 is the main interpreter.
+    pub id: i64,
+    /// The range of memory of its GIL.
+    pub gil: std::ops::Range<u64>,
+    /// Its threads, oldest first.
+    pub threads: Vec<RawThread>,
+    /// Why the list of threads is not complete.
+    pub broken: Option<&'static str>,
+}
+
+/// A function's place: what a frame becomes.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Frame {
+    /// The qualified name from 3.11, else the name.
+    pub function: String,
+    /// The file.
+    pub file: String,
+    /// The line.
+    pub line: u32,
+}
+
+/// Follows the structures of one process.
+pub struct Walker<'a, M> {
+    mem: &'a M,
+    found: &'a Interpreter,
+    objects: Option<ObjectLayout>,
+    deadline: Instant,
+    codes: HashMap<RemoteAddr, Option<Rc<CodeInfo>>>,
+    code_type: Option<RemoteAddr>,
+}
+
+fn at(base: RemoteAddr, offset: u64) -> RemoteAddr {
+    // A sum that wraps is null, which cannot be read.
+    base.checked_add(offset).unwrap_or(RemoteAddr::NULL)
+}
+
+impl<'a, M: RemoteMemory> Walker<'a, M> {
+    /// Walks until `deadline`.
+    pub fn new(mem: &'a M, found: &'a Interpreter, deadline: Instant) -> Self {
+        Self {
+            mem,
+            found,
+            objects: ObjectLayout::of(&found.layout),
+            deadline,
+            codes: HashMap::new(),
+            code_type: None,
+        }
+    }
+
+    const fn layout(&self) -> &'a Layout {
+        &self.found.layout
+    }
+
+    fn pointer(&self, base: RemoteAddr, offset: u64) -> Result<RemoteAddr, MemoryError> {
+        self.mem.read_ptr(at(base, offset))
+    }
+
+    /// All interpreters, the main one first.
+    ///
+    /// # Errors
+    /// When the list of interpreters cannot be read.
+    pub fn interpreters(&self) -> Result<Vec<RawInterpreter>, MemoryError> {
+        let layout = &self.layout().interpreter;
+        let mut address = self.pointer(self.found.runtime, self.layout().runtime.interpreters_head)?;
+        let mut all = Vec::new();
+        let mut seen = HashSet::new();
+        let mut threads_left = MAX_THREADS;
+        while !address.is_null() && seen.insert(address) && all.len() < MAX_INTERPRETERS {
+            let id = self.mem.read_u64(at(address, layout.id))?.cast_signed();
+            let (gil, holder) = self.gil(address);
+            let (mut threads, broken) = self.threads(address, holder, &mut threads_left);
+            // The newest comes first in memory.
+            threads.reverse();
+            all.push(RawInterpreter {
+                address,
+                id,
+                gil,
+                threads,
+                broken,
+            });
+            address = self.pointer(address, layout.next)?;
+        }
+        all.reverse();
+        Ok(all)
+    }
+
+    /// Where the interpreter's GIL is, and the thread state that holds it.
+    fn gil(&self, interpreter: RemoteAddr) -> (std::ops::Range<u64>, Option<RemoteAddr>) {
+        let Some(objects) = &self.objects else {
+            return (0..0, None);
+        };
+        let gil = match objects.gil {
+            GilPlace::Runtime(offset) => Ok(at(self.found.runtime, offset)),
+            GilPlace::Interpreter(offset) => self.pointer(interpreter, offset),
+        };
+        let gil = gil.unwrap_or(RemoteAddr::NULL);
+        if gil.is_null() {
+            return (0..0, None);
+        }
+        let holder = match self.layout().runtime.tstate_current {
+            // Up to 3.11 the current thread state is the one that holds the GIL.
+            Some(offset) => self.pointer(self.found.runtime, offset).ok(),
+            None => match self.mem.read_u32(at(gil, objects.gil_locked)) {
+                Ok(1) => self.pointer(gil, objects.gil_last_holder).ok(),
+                _ => None,
+            },
+        };
+        let range = gil.0..gil.0.saturating_add(objects.gil_size);
+        (range, holder.filter(|holder| !holder.is_null()))
+    }
+
+    /// The threads of `interpreter`, newest first, and why there may be more.
+    fn threads(
+        &self,
+        interpreter: RemoteAddr,
+        holder: Option<RemoteAddr>,
+        left: &mut usize,
+    ) -> (Vec<RawThread>, Option<&'static str>) {
+        let layout = &self.layout().thread;
+        let mut all = Vec::new();
+        let mut seen = HashSet::new();
+        let mut next = self.pointer(interpreter, self.layout().interpreter.threads_head);
+        loop {
+            let address = match next {
+                Ok(address) if address.is_null() => return (all, None),
+                Ok(address) => address,
+                Err(_) => return (all, Some("the list of threads cannot be read")),
+            };
+            if *left == 0 || !seen.insert(address) {
+                return (all, Some("the list of threads has no end"));
+            }
+            if Instant::now() > self.deadline {
+                return (all, Some("the list of threads takes too long"));
+            }
+            *left -= 1;
+            // A state of another interpreter: a list that is being changed, or damaged.
+            if self.pointer(address, layout.interp).ok() != Some(interpreter) {
+                return (all, Some("the list of threads leads elsewhere"));
+            }
+            all.push(RawThread {
+                address,
+                thread_id: self.mem.read_u64(at(address, layout.thread_id)).unwrap_or(0),
+                native_id: layout
+                    .native_thread_id
+                    .and_then(|offset| self.mem.read_u64(at(address, offset)).ok()),
+                holds_gil: holder == Some(address),
+            });
+            next = self.pointer(address, layout.next);
+        }
+    }
+
+    fn innermost(&self, thread: RemoteAddr) -> Result<RemoteAddr, MemoryError> {
+        match self.layout().thread.top {
+            TopFrame::Direct(offset) => self.pointer(thread, offset),
+            TopFrame::ByCFrame { cframe, current_frame } => {
+                let cframe = self.pointer(thread, cframe)?;
+                if cframe.is_null() {
+                    return Ok(RemoteAddr::NULL);
+                }
+                self.pointer(cframe, current_frame)
+            }
+        }
+    }
+
+    /// The frames of the thread state at `thread`.
+    pub fn stack(&self, thread: RemoteAddr) -> RawStack {
+        let mut stack = RawStack::default();
+        let mut outer = VecDeque::new();
+        let mut steps = 0;
+        let mut next = self.innermost(thread);
+        loop {
+            let frame = match next {
+                Ok(frame) if frame.is_null() => break,
+                Ok(frame) => frame,
+                Err(_) => {
+                    stack.broken = Some("a frame cannot be read");
+                    break;
+                }
+            };
+            steps += 1;
+            if steps > MAX_WALK || steps % 256 == 0 && Instant::now() > self.deadline {
+                stack.broken = Some("the stack has no end, or is too deep");
+                break;
+            }
+            match self.frame(frame) {
+                Ok(None) => {}
+                Ok(Some(raw)) if stack.frames.len() < KEPT_FRAMES => stack.frames.push(raw),
+                Ok(Some(raw)) => {
+                    if outer.len() == KEPT_FRAMES {
+                        outer.pop_front();
+                        stack.omitted += 1;
+                    }
+                    outer.push_back(raw);
+                }
+                Err(_) => {
+                    stack.broken = Some("a frame cannot be read");
+                    break;
+                }
+            }
+            next = self.pointer(frame, self.layout().frame.back);
+        }
+        stack.frames.extend(outer);
+        stack
+    }
+
+    /// The frame at `frame`; `None` for one of the interpreter's own, in which everything else is garbage.
+    fn frame(&self, frame: RemoteAddr) -> Result<Option<RawFrame>, MemoryError> {
+        let layout = self.layout();
+        if let (Some(offset), Some(own)) = (layout.frame.owner, layout.frame.owner_c_stack) {
+            let [owner] = self.mem.read_array(at(frame, offset))?;
+            // 3.14 has two such values, this one and the next.
+            if owner >= own {
+                return Ok(None);
+            }
+        }
+        // From 3.14 the low bits are a tag; objects are aligned to 8.
+        let code = RemoteAddr(self.pointer(frame, layout.frame.code)?.0 & !7);
+        let instr = match layout.code.code_adaptive {
+            None => self.mem.read_u32(at(frame, layout.frame.instr))?.cast_signed(),
+            Some(start) => {
+                let distance = self.pointer(frame, layout.frame.instr)?.0.wrapping_sub(at(code, start).0);
+                // What is not within a code object is as if the frame had not started.
+                i32::try_from(distance.cast_signed()).unwrap_or(-1)
+            }
+        };
+        Ok(Some(RawFrame { code, instr }))
+    }
+
+    /// The code objects of the frames of `stack`, in their order; `None` for what is none.
+    pub fn codes(&mut self, stack: &RawStack) -> Vec<Option<Rc<CodeInfo>>> {
+        let codes = stack.frames.iter().map(|frame| {
+            if let Some(known) = self.codes.get(&frame.code) {
+                return known.clone();
+            }
+            let info = self.read_code(frame.code).ok().map(Rc::new);
+            self.codes.insert(frame.code, info.clone());
+            info
+        });
+        codes.collect()
+    }
+
+    /// Forgets the code objects: others may be at their addresses.
+    pub fn forget_codes(&mut self) {
+        self.codes.clear();
+    }
+
+    fn read_code(&mut self, address: RemoteAddr) -> Result<CodeInfo, CodeError> {
+        let of = self.pointer(address, self.layout().ob_type)?;
+        if self.code_type != Some(of) {
+            text::expect_type(self.mem, address, self.layout(), "code")?;
+            self.code_type = Some(of);
+        }
+        CodeInfo::read(self.mem, address, self.layout())
+    }
+}
+
+/// `frames` with their code objects as a person reads them; `innermost`: the first of them is where the thread is. Frames
+/// that Python's own tracebacks leave out are left out here; one whose code object makes no sense is called `?`.
+pub fn resolved<'a>(
+    frames: impl Iterator<Item = (&'a RawFrame, &'a Option<Rc<CodeInfo>>)>,
+    innermost: bool,
+) -> Vec<Frame> {
+    let resolved = frames.enumerate().filter_map(|(number, (raw, info))| {
+        let Some(info) = info else {
+            return Some(Frame {
+                function: "?".to_owned(),
+                file: "?".to_owned(),
+                line: 0,
+            });
+        };
+        let line = resolve(info, raw.instr, innermost && number == 0)?.line;
+        Some(Frame {
+            function: info.display_name().to_owned(),
+            file: info.filename.clone(),
+            line,
+        })
+    });
+    resolved.collect()
+}
