@@ -164,7 +164,7 @@ pub fn nonblocking(target: &Target) -> Result<Dump, DumpError> {
     let mem = ProcessMemory::new(pid);
     let active = find_names(&mem, found);
     let before = tasks::list(pid, |_| true);
-    let mut walker = Walker::new(&mem, found, Instant::now() + MAX_READING);
+    let mut walker = Walker::new(&mem, found.runtime, &found.layout, Instant::now() + MAX_READING);
     let objects = Objects::new(&mem, &found.layout);
     let list = walker.interpreters().map_err(|source| DumpError::Memory { pid, source })?;
     let mut interpreters = Vec::new();

@@ -195,7 +195,7 @@ struct ReadInterpreter {
 
 /// Where the names of threads are, by interpreter. Found before anything stands still, since `sys.modules` is long.
 fn find_names(mem: &impl RemoteMemory, found: &Interpreter) -> HashMap<RemoteAddr, Active> {
-    let walker = Walker::new(mem, found, Instant::now() + MAX_READING);
+    let walker = Walker::new(mem, found.runtime, &found.layout, Instant::now() + MAX_READING);
     let Some(objects) = Objects::new(mem, &found.layout) else {
         return HashMap::new();
     };
@@ -210,7 +210,7 @@ fn read_all(
     found: &Interpreter,
     active: &HashMap<RemoteAddr, Active>,
 ) -> Result<Vec<ReadInterpreter>, MemoryError> {
-    let mut walker = Walker::new(mem, found, Instant::now() + MAX_READING);
+    let mut walker = Walker::new(mem, found.runtime, &found.layout, Instant::now() + MAX_READING);
     let objects = Objects::new(mem, &found.layout);
     let mut interpreters = Vec::new();
     for raw in walker.interpreters()? {

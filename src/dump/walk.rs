@@ -3,7 +3,6 @@
 //! Everything that is read is hostile: lists are followed to named limits, and until a deadline; a list that bites its
 //! own tail ends at the limit. What could not be followed is marked, and what was read until then is kept.
 
-use crate::attach::Interpreter;
 use crate::frames::layout::{GilPlace, Layout, ObjectLayout, TopFrame};
 use crate::frames::{CodeError, CodeInfo, resolve, text};
 use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
@@ -82,7 +81,8 @@ pub struct Frame {
 /// Follows the structures of one process.
 pub struct Walker<'a, M> {
     mem: &'a M,
-    found: &'a Interpreter,
+    runtime: RemoteAddr,
+    layout: &'a Layout,
     objects: Option<ObjectLayout>,
     deadline: Instant,
     codes: HashMap<RemoteAddr, Option<Rc<CodeInfo>>>,
@@ -95,20 +95,17 @@ fn at(base: RemoteAddr, offset: u64) -> RemoteAddr {
 }
 
 impl<'a, M: RemoteMemory> Walker<'a, M> {
-    /// Walks until `deadline`.
-    pub fn new(mem: &'a M, found: &'a Interpreter, deadline: Instant) -> Self {
+    /// Walks from `runtime`, the address of `_PyRuntime`, until `deadline`.
+    pub fn new(mem: &'a M, runtime: RemoteAddr, layout: &'a Layout, deadline: Instant) -> Self {
         Self {
             mem,
-            found,
-            objects: ObjectLayout::of(&found.layout),
+            runtime,
+            layout,
+            objects: ObjectLayout::of(layout),
             deadline,
             codes: HashMap::new(),
             code_type: None,
         }
-    }
-
-    const fn layout(&self) -> &'a Layout {
-        &self.found.layout
     }
 
     fn pointer(&self, base: RemoteAddr, offset: u64) -> Result<RemoteAddr, MemoryError> {
@@ -120,8 +117,8 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
     /// # Errors
     /// When the list of interpreters cannot be read.
     pub fn interpreters(&self) -> Result<Vec<RawInterpreter>, MemoryError> {
-        let layout = &self.layout().interpreter;
-        let mut address = self.pointer(self.found.runtime, self.layout().runtime.interpreters_head)?;
+        let layout = &self.layout.interpreter;
+        let mut address = self.pointer(self.runtime, self.layout.runtime.interpreters_head)?;
         let mut all = Vec::new();
         let mut seen = HashSet::new();
         let mut threads_left = MAX_THREADS;
@@ -150,16 +147,16 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
             return (0..0, None);
         };
         let gil = match objects.gil {
-            GilPlace::Runtime(offset) => Ok(at(self.found.runtime, offset)),
+            GilPlace::Runtime(offset) => Ok(at(self.runtime, offset)),
             GilPlace::Interpreter(offset) => self.pointer(interpreter, offset),
         };
         let gil = gil.unwrap_or(RemoteAddr::NULL);
         if gil.is_null() {
             return (0..0, None);
         }
-        let holder = match self.layout().runtime.tstate_current {
+        let holder = match self.layout.runtime.tstate_current {
             // Up to 3.11 the current thread state is the one that holds the GIL.
-            Some(offset) => self.pointer(self.found.runtime, offset).ok(),
+            Some(offset) => self.pointer(self.runtime, offset).ok(),
             None => match self.mem.read_u32(at(gil, objects.gil_locked)) {
                 Ok(1) => self.pointer(gil, objects.gil_last_holder).ok(),
                 _ => None,
@@ -176,10 +173,10 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
         holder: Option<RemoteAddr>,
         left: &mut usize,
     ) -> (Vec<RawThread>, Option<&'static str>) {
-        let layout = &self.layout().thread;
+        let layout = &self.layout.thread;
         let mut all = Vec::new();
         let mut seen = HashSet::new();
-        let mut next = self.pointer(interpreter, self.layout().interpreter.threads_head);
+        let mut next = self.pointer(interpreter, self.layout.interpreter.threads_head);
         loop {
             let address = match next {
                 Ok(address) if address.is_null() => return (all, None),
@@ -210,7 +207,7 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
     }
 
     fn innermost(&self, thread: RemoteAddr) -> Result<RemoteAddr, MemoryError> {
-        match self.layout().thread.top {
+        match self.layout.thread.top {
             TopFrame::Direct(offset) => self.pointer(thread, offset),
             TopFrame::ByCFrame { cframe, current_frame } => {
                 let cframe = self.pointer(thread, cframe)?;
@@ -257,7 +254,7 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
                     break;
                 }
             }
-            next = self.pointer(frame, self.layout().frame.back);
+            next = self.pointer(frame, self.layout.frame.back);
         }
         stack.frames.extend(outer);
         stack
@@ -265,7 +262,7 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
 
     /// The frame at `frame`; `None` for one of the interpreter's own, in which everything else is garbage.
     fn frame(&self, frame: RemoteAddr) -> Result<Option<RawFrame>, MemoryError> {
-        let layout = self.layout();
+        let layout = self.layout;
         if let (Some(offset), Some(own)) = (layout.frame.owner, layout.frame.owner_c_stack) {
             let [owner] = self.mem.read_array(at(frame, offset))?;
             // 3.14 has two such values, this one and the next.
@@ -305,12 +302,12 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
     }
 
     fn read_code(&mut self, address: RemoteAddr) -> Result<CodeInfo, CodeError> {
-        let of = self.pointer(address, self.layout().ob_type)?;
+        let of = self.pointer(address, self.layout.ob_type)?;
         if self.code_type != Some(of) {
-            text::expect_type(self.mem, address, self.layout(), "code")?;
+            text::expect_type(self.mem, address, self.layout, "code")?;
             self.code_type = Some(of);
         }
-        CodeInfo::read(self.mem, address, self.layout())
+        CodeInfo::read(self.mem, address, self.layout)
     }
 }
 
@@ -336,4 +333,141 @@ pub fn resolved<'a>(
         })
     });
     resolved.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::SUPPORTED_MINORS;
+    use rand::{RngExt, SeedableRng};
+    use std::time::Duration;
+
+    const BASE: u64 = 0x10_0000;
+    const BYTES: usize = 0x1_0000;
+    const RUNTIME: u64 = BASE;
+    const INTERPRETER: u64 = BASE + 0x4000;
+    const THREADS: [u64; 2] = [BASE + 0x8000, BASE + 0x9000];
+    const FRAMES: [u64; 3] = [BASE + 0xa000, BASE + 0xa400, BASE + 0xa800];
+    const CODE: u64 = BASE + 0xb000;
+
+    /// 64 KiB at `BASE`.
+    struct Image(Vec<u8>);
+
+    impl Image {
+        fn put(&mut self, base: u64, offset: u64, value: u64) {
+            let at = (base + offset - BASE) as usize;
+            self.0[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    impl RemoteMemory for Image {
+        fn read_into(&self, addr: RemoteAddr, buf: &mut [u8]) -> Result<(), MemoryError> {
+            let len = buf.len();
+            let at = addr.0.checked_sub(BASE).and_then(|at| usize::try_from(at).ok());
+            let bytes = at.and_then(|at| self.0.get(at..at.checked_add(len)?));
+            let source = std::io::ErrorKind::NotFound.into();
+            buf.copy_from_slice(bytes.ok_or(MemoryError::Read { addr, len, source })?);
+            Ok(())
+        }
+    }
+
+    /// One interpreter with two threads; the first has three frames, the second none.
+    fn image(layout: &Layout) -> Image {
+        let mut image = Image(vec![0; BYTES]);
+        image.put(RUNTIME, layout.runtime.interpreters_head, INTERPRETER);
+        image.put(INTERPRETER, layout.interpreter.threads_head, THREADS[0]);
+        image.put(THREADS[0], layout.thread.next, THREADS[1]);
+        for thread in THREADS {
+            image.put(thread, layout.thread.interp, INTERPRETER);
+            image.put(thread, layout.thread.thread_id, thread + 1);
+            if let TopFrame::ByCFrame { cframe, .. } = layout.thread.top {
+                image.put(thread, cframe, thread + 0x800);
+            }
+        }
+        match layout.thread.top {
+            TopFrame::Direct(offset) => image.put(THREADS[0], offset, FRAMES[0]),
+            TopFrame::ByCFrame { current_frame, .. } => image.put(THREADS[0] + 0x800, current_frame, FRAMES[0]),
+        }
+        for (number, frame) in FRAMES.into_iter().enumerate() {
+            image.put(frame, layout.frame.code, CODE);
+            let instr = layout.code.code_adaptive.map_or(6, |start| CODE + start + 6);
+            image.put(frame, layout.frame.instr, instr);
+            image.put(frame, layout.frame.back, FRAMES.get(number + 1).copied().unwrap_or(0));
+            if let Some(owner) = layout.frame.owner {
+                // The one byte only: its word holds other fields.
+                image.0[(frame + owner - BASE) as usize] = 0;
+            }
+        }
+        image
+    }
+
+    fn walk(image: &Image, layout: &Layout) -> Result<Vec<(RawThread, RawStack)>, MemoryError> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut walker = Walker::new(image, RemoteAddr(RUNTIME), layout, deadline);
+        let mut all = Vec::new();
+        for interpreter in walker.interpreters()? {
+            for thread in interpreter.threads {
+                let stack = walker.stack(thread.address);
+                let codes = walker.codes(&stack);
+                let _ = resolved(stack.frames.iter().zip(&codes), true);
+                all.push((thread, stack));
+            }
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn threads_and_frames_are_found() {
+        for minor in SUPPORTED_MINORS {
+            let layout = Layout::of_minor(minor).unwrap();
+            let found = walk(&image(&layout), &layout).unwrap();
+            let [(newer, none), (older, three)] = found.as_slice() else {
+                panic!("3.{minor}: {found:?}")
+            };
+            assert_eq!((newer.thread_id, older.thread_id), (THREADS[1] + 1, THREADS[0] + 1));
+            assert_eq!(none, &RawStack::default());
+            let frame = RawFrame {
+                code: RemoteAddr(CODE),
+                instr: 6,
+            };
+            assert_eq!((three.frames.as_slice(), three.broken), ([frame; 3].as_slice(), None), "3.{minor}");
+        }
+    }
+
+    #[test]
+    fn what_bites_its_tail_ends() {
+        for minor in SUPPORTED_MINORS {
+            let layout = Layout::of_minor(minor).unwrap();
+            let mut image = image(&layout);
+            image.put(FRAMES[2], layout.frame.back, FRAMES[0]);
+            image.put(THREADS[1], layout.thread.next, THREADS[0]);
+            image.put(INTERPRETER, layout.interpreter.next, INTERPRETER);
+            let found = walk(&image, &layout).unwrap();
+            assert_eq!(found.len(), 2, "3.{minor}");
+            let (_, stack) = &found[1];
+            assert!(stack.broken.is_some());
+            assert_eq!(stack.frames.len(), 2 * KEPT_FRAMES);
+            assert_eq!(stack.frames.len() + stack.omitted, MAX_WALK);
+        }
+    }
+
+    #[test]
+    fn damage_is_an_answer_or_an_error() {
+        let mut random = rand::rngs::SmallRng::seed_from_u64(5);
+        for minor in SUPPORTED_MINORS {
+            let layout = Layout::of_minor(minor).unwrap();
+            let sound = image(&layout);
+            for _ in 0..300 {
+                let mut image = Image(sound.0.clone());
+                for _ in 0..random.random_range(1..40) {
+                    // Words that are used, pointing to places that exist, and to some that do not.
+                    let base = [RUNTIME, INTERPRETER, THREADS[0], THREADS[1], FRAMES[0], FRAMES[2], CODE];
+                    let base = base[random.random_range(0..base.len())];
+                    let to = BASE + random.random_range(0..BYTES as u64 + 0x100);
+                    image.put(base, 8 * random.random_range(0..0x80), to);
+                }
+                let _ = walk(&image, &layout);
+            }
+        }
+    }
 }
