@@ -49,7 +49,9 @@ fn dump(args: &[&str]) -> Value {
 
 fn threads(dump: &Value) -> Vec<&Value> {
     let interpreters = dump["interpreters"].as_array().expect("interpreters").iter();
-    interpreters.flat_map(|i| i["threads"].as_array().expect("threads")).collect()
+    interpreters
+        .flat_map(|i| i["threads"].as_array().expect("threads"))
+        .collect()
 }
 
 fn stack(thread: &Value) -> Stack {
@@ -60,19 +62,25 @@ fn stack(thread: &Value) -> Stack {
 /// Compares a dump with the truth; the number of threads whose stack was vouched for, and therefore compared.
 fn compare(name: &str, dump: &Value, before: &Value, after: &Value) -> usize {
     let (before, after) = (truth(before), truth(after));
-    let found: HashMap<u64, &Value> = threads(dump).into_iter().map(|t| (t["ident"].as_u64().expect("ident"), t)).collect();
+    let found: HashMap<u64, &Value> = threads(dump)
+        .into_iter()
+        .map(|t| (t["ident"].as_u64().expect("ident"), t))
+        .collect();
     // The threads of the target, and its main thread.
     assert_eq!(found.len(), before.len() + 1, "{name}: {dump:#}");
     let mut compared = 0;
     for (ident, told) in &before {
         let thread = found[ident];
-        // One that has moved between the two truths may have been anywhere.
-        if after[ident] != *told || thread["may_be_torn"] == true {
+        assert_eq!(after[ident], *told, "{name}: a thread left its line");
+        if thread["may_be_torn"] == true {
             continue;
         }
         assert_eq!(stack(thread), told.1, "{name}: {thread:#}");
         assert_eq!(thread["name"], told.0.as_str(), "{name}");
-        assert!(thread["tid"].is_i64() && thread["incomplete"].is_null(), "{name}: {thread:#}");
+        assert!(
+            thread["tid"].is_i64() && thread["incomplete"].is_null(),
+            "{name}: {thread:#}"
+        );
         compared += 1;
     }
     compared
@@ -87,7 +95,10 @@ fn compare_random_lines(interpreter: &Interpreter) {
     let (mut compared, mut rounds) = (0, 0);
     while compared < wanted {
         rounds += 1;
-        assert!(rounds <= 10 + 2 * wanted / THREADS, "{name}: {compared} in {rounds} rounds");
+        assert!(
+            rounds <= 10 + 2 * wanted / THREADS,
+            "{name}: {compared} in {rounds} rounds"
+        );
         let before = target.ask("MOVE", "TRUTH");
         let dump = dump(&[&pid]);
         let after = target.ask("TELL", "TRUTH");
@@ -125,7 +136,9 @@ fn who_holds_the_gil_and_who_waits_is_told() {
         let pid = target.pid.to_string();
         let by_name = |dump: &Value| -> HashMap<String, Value> {
             let named = threads(dump).into_iter().cloned();
-            named.map(|t| (t["name"].as_str().unwrap_or("?").to_owned(), t)).collect()
+            named
+                .map(|t| (t["name"].as_str().unwrap_or("?").to_owned(), t))
+                .collect()
         };
         // At first the main thread may still be on its way into its read.
         until(&format!("{name}: the waiting threads wait"), DEADLINE, || {
@@ -135,7 +148,10 @@ fn who_holds_the_gil_and_who_waits_is_told() {
             let reads = |thread: &Value| thread["system_call"] == "read";
             let settled = reads(wait) && reads(main) && spin["holds_gil"] == true;
             settled.then(|| {
-                assert!(spin["system_call"].is_null() && spin["state"] == "running", "{name}: {spin:#}");
+                assert!(
+                    spin["system_call"].is_null() && spin["state"] == "running",
+                    "{name}: {spin:#}"
+                );
                 assert!(wait["holds_gil"] == false && main["holds_gil"] == false, "{name}");
                 let text = pyheap::run(["dump", &pid]).expect_code(0).stdout;
                 assert!(text.contains("\"spin\", holds the GIL, running\n    "), "{text}");
@@ -222,7 +238,7 @@ fn a_stopped_process_is_dumped_and_stays_stopped() {
     assert_eq!(state(target.pid), 'T');
     kill(Pid::from_raw(target.pid), Signal::SIGCONT).expect("our own child");
     let after = target.ask("TELL", "TRUTH");
-    assert!(compare(&interpreter.name, &dump, &before, &after) > 0);
+    assert_eq!(compare(&interpreter.name, &dump, &before, &after), 4);
     target.exit_cleanly();
 }
 
@@ -232,14 +248,19 @@ fn a_core_file_has_the_same_stacks() {
     if !have("gcore") {
         skip!("a_core_file_has_the_same_stacks", "no gcore (it comes with gdb)");
     }
-    for interpreter in interpreters::some(&["pyenv-3.8", "many-3.10", "deb-3.11", "pyenv-3.12", "many-3.13"]) {
+    for interpreter in interpreters::some(&["pyenv-3.8", "deb-3.11", "many-3.13"]) {
         let name = &interpreter.name;
         let dir = scratch();
         let base = dir.path().join("core");
         let mut target = Target::start(&interpreter, "random_lines.py", &["10", "5"]);
         let pid = target.pid.to_string();
         let before = target.ask("MOVE", "TRUTH");
-        let gcore = Command::new("gcore").arg("-o").arg(&base).arg(&pid).output().expect("gcore");
+        let gcore = Command::new("gcore")
+            .arg("-o")
+            .arg(&base)
+            .arg(&pid)
+            .output()
+            .expect("gcore");
         let core = format!("{}.{pid}", base.display());
         if !gcore.status.success() || !std::path::Path::new(&core).exists() {
             let said = String::from_utf8_lossy(&gcore.stderr).into_owned();
@@ -249,8 +270,11 @@ fn a_core_file_has_the_same_stacks() {
         let after = target.ask("TELL", "TRUTH");
         target.exit_cleanly();
         let dump = dump(&["--core", &core]);
-        assert_eq!((&dump["mode"], &dump["pid"]), (&"core".into(), &pid.parse::<i32>().unwrap().into()));
-        assert!(compare(name, &dump, &before, &after) >= 6, "{name}: {dump:#}");
+        assert_eq!(
+            (&dump["mode"], &dump["pid"]),
+            (&"core".into(), &pid.parse::<i32>().unwrap().into())
+        );
+        assert_eq!(compare(name, &dump, &before, &after), 10, "{name}: {dump:#}");
         // The same program at another place.
         let exe = std::fs::canonicalize(&interpreter.path).expect("the interpreter exists");
         let moved = dir.path().join("moved");
@@ -264,8 +288,12 @@ fn a_core_file_has_the_same_stacks() {
 fn what_cannot_be_dumped_is_refused() {
     let dump = |args: &[&str]| pyheap::run(std::iter::once(&"dump").chain(args));
     dump(&["4194304"]).expect_code(3);
-    dump(&["--core", "/no/such/file"]).expect_code(2).expect_stderr("/no/such/file");
-    dump(&["--core", "/proc/self/exe"]).expect_code(7).expect_stderr("not a core file");
+    dump(&["--core", "/no/such/file"])
+        .expect_code(2)
+        .expect_stderr("/no/such/file");
+    dump(&["--core", "/proc/self/exe"])
+        .expect_code(7)
+        .expect_stderr("not a core file");
     dump(&["1", "--core", "x"]).expect_code(2);
     dump(&["--exe", "x"]).expect_code(2);
 }

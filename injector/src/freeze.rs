@@ -135,7 +135,9 @@ pub struct Frozen {
 
 impl std::fmt::Debug for Frozen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Frozen").field("child", &self.child).finish_non_exhaustive()
+        f.debug_struct("Frozen")
+            .field("child", &self.child)
+            .finish_non_exhaustive()
     }
 }
 
@@ -250,7 +252,9 @@ impl Table {
 
     fn knows(&self, tid: i32) -> bool {
         let slots = self.slots.iter().take(self.len());
-        slots.map(|slot| slot.tid.load(Ordering::Acquire)).any(|known| known == tid)
+        slots
+            .map(|slot| slot.tid.load(Ordering::Acquire))
+            .any(|known| known == tid)
     }
 
     /// Adds a thread that was asked to stop; false when there is no room.
@@ -286,7 +290,12 @@ fn hold(table: &Table, tasks: &File, spare: &[i32], tell: RawFd, wait: RawFd) {
             break;
         }
         let deadline = Instant::now() + STOP_DEADLINE;
-        table.slots.iter().take(table.len()).skip(known).for_each(|slot| wait_for(slot, deadline));
+        table
+            .slots
+            .iter()
+            .take(table.len())
+            .skip(known)
+            .for_each(|slot| wait_for(slot, deadline));
     }
     // Nothing to hold is fine if there was nothing that should have been held.
     let failed = table.len() == 0 && errno != libc::ESRCH;
@@ -424,9 +433,16 @@ mod tests {
 
     /// `cat` that waits for its input: blocked in `read`.
     fn sleeper() -> Sleeper {
-        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let child = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let sleeper = Sleeper(child);
-        while !matches!(crate::observe::doing(sleeper.pid(), sleeper.pid()), Some(Doing::Call { number: 0, .. })) {
+        while !matches!(
+            crate::observe::doing(sleeper.pid(), sleeper.pid()),
+            Some(Doing::Call { number: 0, .. })
+        ) {
             std::thread::sleep(Duration::from_millis(1));
         }
         sleeper
@@ -482,7 +498,12 @@ mod tests {
 
     #[test]
     fn nothing_that_notices_is_stopped() {
-        let call = |number, args| Doing::Call { number, args, sp: 0, pc: 0 };
+        let call = |number, args| Doing::Call {
+            number,
+            args,
+            sp: 0,
+            pc: 0,
+        };
         assert!(!unfit(Doing::Running));
         assert!(!unfit(call(202, [0; 6])), "futex");
         assert!(unfit(call(1, [0; 6])), "write");

@@ -264,7 +264,9 @@ impl Core {
                 NT_PRSTATUS => self.threads.extend(arch::core_thread(&bytes)),
                 NT_PRPSINFO => self.read_process(&bytes),
                 NT_AUXV => self.entry = self.entry.or_else(|| entry_point(&bytes)),
-                _ => self.read_mappings(&bytes).ok_or_else(|| self.damaged("its list of mapped files"))?,
+                _ => self
+                    .read_mappings(&bytes)
+                    .ok_or_else(|| self.damaged("its list of mapped files"))?,
             }
         }
         Ok(())
@@ -313,7 +315,10 @@ impl Core {
     /// The index of the program among the files: its entry point is there.
     fn program(&self) -> Option<usize> {
         let entry = self.entry?;
-        self.mappings.iter().find(|mapping| mapping.memory.contains(&entry)).map(|mapping| mapping.file)
+        self.mappings
+            .iter()
+            .find(|mapping| mapping.memory.contains(&entry))
+            .map(|mapping| mapping.file)
     }
 
     /// Opens the files that were mapped, those that still are what they were: as far as the core file holds their first
@@ -333,7 +338,10 @@ impl Core {
     fn open_file(&self, index: usize) -> Option<File> {
         const PAGE: usize = 4096;
         let file = open_regular(&self.files.get(index)?.way).ok()?;
-        let start = self.mappings.iter().find(|mapping| mapping.file == index && mapping.offset == 0);
+        let start = self
+            .mappings
+            .iter()
+            .find(|mapping| mapping.file == index && mapping.offset == 0);
         if let Some(start) = start {
             let mut first = vec![0; PAGE];
             let len = file.read_at(&mut first, 0).ok()?;
@@ -351,8 +359,13 @@ impl Core {
     /// Copies what the core file has from `addr` on; how much that is. `None`: it is not in the core file.
     fn read_segments(&self, addr: RemoteAddr, buf: &mut [u8]) -> Option<io::Result<usize>> {
         let index = self.segments.partition_point(|segment| segment.memory.end <= addr.0);
-        let segment = self.segments.get(index).filter(|segment| segment.memory.contains(&addr.0))?;
-        let len = usize::try_from(segment.memory.end - addr.0).unwrap_or(usize::MAX).min(buf.len());
+        let segment = self
+            .segments
+            .get(index)
+            .filter(|segment| segment.memory.contains(&addr.0))?;
+        let len = usize::try_from(segment.memory.end - addr.0)
+            .unwrap_or(usize::MAX)
+            .min(buf.len());
         let offset = segment.offset.checked_add(addr.0 - segment.memory.start)?;
         // What should be there and is not, in a file that was cut, must not be taken from elsewhere.
         let read = self.file.read_exact_at(buf.get_mut(..len)?, offset);
@@ -362,8 +375,13 @@ impl Core {
     /// The same for what is in the mapped files.
     fn read_files(&self, addr: RemoteAddr, buf: &mut [u8]) -> Option<io::Result<usize>> {
         let index = self.mappings.partition_point(|mapping| mapping.memory.end <= addr.0);
-        let mapping = self.mappings.get(index).filter(|mapping| mapping.memory.contains(&addr.0))?;
-        let len = usize::try_from(mapping.memory.end - addr.0).unwrap_or(usize::MAX).min(buf.len());
+        let mapping = self
+            .mappings
+            .get(index)
+            .filter(|mapping| mapping.memory.contains(&addr.0))?;
+        let len = usize::try_from(mapping.memory.end - addr.0)
+            .unwrap_or(usize::MAX)
+            .min(buf.len());
         let offset = mapping.offset.checked_add(addr.0 - mapping.memory.start)?;
         let file = self.files.get(mapping.file)?.file.as_ref()?;
         let read = file.read_exact_at(buf.get_mut(..len)?, offset);
@@ -435,7 +453,9 @@ impl RemoteMemory for Core {
 fn entry_point(bytes: &[u8]) -> Option<u64> {
     const AT_ENTRY: u64 = 9;
     let mut pairs = bytes.chunks_exact(16);
-    pairs.find(|pair| u64_at(pair, 0) == Some(AT_ENTRY)).and_then(|pair| u64_at(pair, 8))
+    pairs
+        .find(|pair| u64_at(pair, 0) == Some(AT_ENTRY))
+        .and_then(|pair| u64_at(pair, 8))
 }
 
 /// Dumps a core file.
@@ -488,7 +508,11 @@ mod tests {
     fn image() -> Vec<u8> {
         let mut notes = Vec::new();
         let mut note = |kind: u32, bytes: &[u8]| {
-            notes.extend([5_u32, bytes.len() as u32, kind].iter().flat_map(|word| word.to_le_bytes()));
+            notes.extend(
+                [5_u32, bytes.len() as u32, kind]
+                    .iter()
+                    .flat_map(|word| word.to_le_bytes()),
+            );
             notes.extend(b"CORE\0\0\0\0");
             notes.extend(bytes);
             notes.resize(notes.len().next_multiple_of(4), 0);

@@ -5,6 +5,7 @@
 //! everything stopped that bears it; calls that would end early (`epoll_wait`), or short (`write`), are never interrupted.
 //! So a process in which nothing runs is read without being touched at all.
 
+use super::budget::Budget;
 use super::pages::Pages;
 use super::tasks::{self, Task, state_name};
 use super::walk::{RawThread, Walker};
@@ -18,7 +19,7 @@ use pyheap_injector::hijack::HijackError;
 use pyheap_injector::observe::Doing;
 use pyheap_injector::{ProcessMemory, RemoteMemory};
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// So often threads that woke up meanwhile make us try again.
 const MAX_ATTEMPTS: usize = 6;
@@ -129,8 +130,14 @@ fn who_ran(before: &[Task], after: &[Task], stop: &Stop) -> HashSet<i32> {
     let free = |task: &&Task| !stop.threads.contains_key(&task.tid);
     let find = |list: &[Task], tid: i32| list.iter().find(|task| task.tid == tid).cloned();
     let slept = |task: &Task, then: Option<Task>| then.is_some_and(|then| task.has_slept_since(&then));
-    let new = after.iter().filter(free).filter(|task| !slept(task, find(before, task.tid)));
-    let gone = before.iter().filter(free).filter(|task| find(after, task.tid).is_none());
+    let new = after
+        .iter()
+        .filter(free)
+        .filter(|task| !slept(task, find(before, task.tid)));
+    let gone = before
+        .iter()
+        .filter(free)
+        .filter(|task| find(after, task.tid).is_none());
     new.chain(gone).map(|task| task.tid).collect()
 }
 
@@ -138,7 +145,14 @@ fn who_ran(before: &[Task], after: &[Task], stop: &Stop) -> HashSet<i32> {
 fn seen(task: &Task, at: Option<At>) -> Seen {
     let (state, call) = match (at, task.doing) {
         (Some(At { call: None, .. }), _) => (state_name('R'), None),
-        (Some(At { call: Some(number), first_argument, .. }), _) => (state_name('S'), Some((number, first_argument))),
+        (
+            Some(At {
+                call: Some(number),
+                first_argument,
+                ..
+            }),
+            _,
+        ) => (state_name('S'), Some((number, first_argument))),
         (None, Doing::Call { number, args, .. }) => (state_name(task.state), Some((number, args[0]))),
         (None, _) => (state_name(task.state), None),
     };
@@ -164,15 +178,22 @@ pub fn nonblocking(target: &Target) -> Result<Dump, DumpError> {
     let mem = ProcessMemory::new(pid);
     let active = find_names(&mem, found);
     let before = tasks::list(pid, |_| true);
-    let mut walker = Walker::new(&mem, found.runtime, &found.layout, Instant::now() + MAX_READING);
+    let mut walker = Walker::new(&mem, found.runtime, &found.layout, Budget::of(MAX_READING));
     let objects = Objects::new(&mem, &found.layout);
-    let list = walker.interpreters().map_err(|source| DumpError::Memory { pid, source })?;
+    let list = walker
+        .interpreters()
+        .map_err(|source| DumpError::Memory { pid, source })?;
     let mut interpreters = Vec::new();
     for raw in list {
-        let threads = raw.threads.iter().map(|thread| read_until_it_agrees(&mut walker, thread));
+        let threads = raw
+            .threads
+            .iter()
+            .map(|thread| read_until_it_agrees(&mut walker, thread));
         let threads: Vec<ReadThread> = threads.collect();
         let names = objects.as_ref().zip(active.get(&raw.address));
-        let names = names.map_or_else(HashMap::new, |(objects, active)| objects.names(*active));
+        let names = names.map_or_else(HashMap::new, |(objects, active)| {
+            objects.names(*active, walker.budget())
+        });
         interpreters.push(ReadInterpreter { raw, names, threads });
     }
     let after = tasks::list(pid, |_| true);
@@ -192,7 +213,11 @@ pub fn nonblocking(target: &Target) -> Result<Dump, DumpError> {
 }
 
 fn who_slept(before: &[Task], after: &[Task]) -> HashSet<i32> {
-    let slept = |task: &&Task| before.iter().any(|then| then.tid == task.tid && task.has_slept_since(then));
+    let slept = |task: &&Task| {
+        before
+            .iter()
+            .any(|then| then.tid == task.tid && task.has_slept_since(then))
+    };
     after.iter().filter(slept).map(|task| task.tid).collect()
 }
 
@@ -218,13 +243,7 @@ fn read_until_it_agrees<M: RemoteMemory>(walker: &mut Walker<'_, M>, raw: &RawTh
     }
 }
 
-fn dump(
-    target: &Target,
-    mode: Mode,
-    reading: &[ReadInterpreter],
-    mem: &impl RemoteMemory,
-    seen: &[Seen],
-) -> Dump {
+fn dump(target: &Target, mode: Mode, reading: &[ReadInterpreter], mem: &impl RemoteMemory, seen: &[Seen]) -> Dump {
     let parts = assemble(reading, mem, seen);
     Dump {
         pid: target.facts.id.pid,
@@ -258,6 +277,9 @@ mod tests {
         assert_eq!(who_ran(&before, &woke, &stop), HashSet::from([1]));
         let ended_and_new = [task(1, 'S'), task(4, 'S')];
         assert_eq!(who_ran(&before, &ended_and_new, &stop), HashSet::from([3, 4]));
-        assert_eq!(who_ran(&before, &[task(1, 'R'), task(3, 'S')], &stop), HashSet::from([1]));
+        assert_eq!(
+            who_ran(&before, &[task(1, 'R'), task(3, 'S')], &stop),
+            HashSet::from([1])
+        );
     }
 }

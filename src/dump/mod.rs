@@ -8,6 +8,7 @@
 //! What it refuses to do: show a stack that was never there. A stack that could not be read while its thread stood still
 //! is marked, and so is one that ends before its outermost frame.
 
+pub mod budget;
 pub mod core;
 pub mod live;
 pub mod objects;
@@ -18,16 +19,17 @@ pub mod walk;
 
 use crate::attach::Interpreter;
 use crate::frames::CodeInfo;
+use budget::Budget;
 use objects::{Active, Objects};
 use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use walk::{Frame, KEPT_FRAMES, RawInterpreter, RawStack, RawThread, Walker, resolved};
 
-/// Reading ends after this time, with what there is until then. A thousand threads take some 10 ms.
+/// Reading ends after so much processor time, with what there is until then. A thousand threads take some 10 ms.
 const MAX_READING: Duration = Duration::from_secs(1);
 
 /// How the memory was read.
@@ -95,6 +97,9 @@ pub struct ThreadDump {
     pub state: Option<&'static str>,
     /// The system call that it waits in.
     pub system_call: Option<String>,
+    /// This thread has a state above already, of another interpreter as a rule. Up to 3.12 a state may also be run by
+    /// another thread than the one that made it, which is the one that is named here: what it does is not known.
+    pub second_state: bool,
     /// The stack was read while the thread may have run: it may never have been like this.
     pub may_be_torn: bool,
     /// Why the stack ends before its outermost frame.
@@ -104,6 +109,15 @@ pub struct ThreadDump {
     /// In the middle of a very deep stack, frames are left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub omitted: Option<Omitted>,
+}
+
+impl ThreadDump {
+    fn without_what_is_unknown(mut self) -> Self {
+        if self.second_state {
+            (self.state, self.system_call, self.waits_for_gil) = (None, None, false);
+        }
+        self
+    }
 }
 
 /// Frames that are left out.
@@ -195,7 +209,7 @@ struct ReadInterpreter {
 
 /// Where the names of threads are, by interpreter. Found before anything stands still, since `sys.modules` is long.
 fn find_names(mem: &impl RemoteMemory, found: &Interpreter) -> HashMap<RemoteAddr, Active> {
-    let walker = Walker::new(mem, found.runtime, &found.layout, Instant::now() + MAX_READING);
+    let walker = Walker::new(mem, found.runtime, &found.layout, Budget::of(MAX_READING));
     let Some(objects) = Objects::new(mem, &found.layout) else {
         return HashMap::new();
     };
@@ -210,7 +224,7 @@ fn read_all(
     found: &Interpreter,
     active: &HashMap<RemoteAddr, Active>,
 ) -> Result<Vec<ReadInterpreter>, MemoryError> {
-    let mut walker = Walker::new(mem, found.runtime, &found.layout, Instant::now() + MAX_READING);
+    let mut walker = Walker::new(mem, found.runtime, &found.layout, Budget::of(MAX_READING));
     let objects = Objects::new(mem, &found.layout);
     let mut interpreters = Vec::new();
     for raw in walker.interpreters()? {
@@ -225,7 +239,7 @@ fn read_all(
         };
         let threads = raw.threads.iter().map(read).collect();
         let names = match (&objects, active.get(&raw.address)) {
-            (Some(objects), Some(active)) => objects.names(*active),
+            (Some(objects), Some(active)) => objects.names(*active, walker.budget()),
             _ => HashMap::new(),
         };
         interpreters.push(ReadInterpreter { raw, names, threads });
@@ -239,8 +253,13 @@ fn assemble(reading: &[ReadInterpreter], mem: &impl RemoteMemory, seen: &[Seen])
     let interpreters = reading.iter().map(|interpreter| {
         let threads = interpreter.threads.iter().map(|thread| {
             let task = find_task(mem, &thread.raw, seen);
+            let second = task.is_some_and(|task| python.contains(&task.tid));
             python.extend(task.map(|task| task.tid));
-            thread_dump(interpreter, thread, task)
+            ThreadDump {
+                second_state: second,
+                ..thread_dump(interpreter, thread, task)
+            }
+            .without_what_is_unknown()
         });
         InterpreterDump {
             id: interpreter.raw.id,
@@ -283,6 +302,7 @@ fn thread_dump(interpreter: &ReadInterpreter, thread: &ReadThread, task: Option<
         waits_for_gil: call.is_some_and(|call| waits_for(&interpreter.raw.gil, call)),
         state: task.and_then(|task| task.state),
         system_call: call.map(call_name),
+        second_state: false,
         may_be_torn: thread.torn || task.is_some_and(|task| task.may_be_torn),
         incomplete: stack.broken,
         frames,

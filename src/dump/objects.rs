@@ -7,6 +7,7 @@
 //! What it refuses to do: guess. Modules and names are compared as strings, types by name, and what is not as expected is
 //! a missing name.
 
+use super::budget::Budget;
 use crate::frames::layout::{Layout, ObjectLayout};
 use crate::frames::{CodeError, text};
 use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
@@ -14,6 +15,8 @@ use std::collections::HashMap;
 
 /// Entries of one dict that are looked at. A large program has some 10,000 modules.
 const MAX_ENTRIES: u64 = 200_000;
+/// Attributes of one thread that are looked at.
+const MAX_ATTRIBUTES: u64 = 4096;
 /// A hash table of more entries than this makes no sense here.
 const MAX_LOG_SIZE: u8 = 40;
 /// `Py_TPFLAGS_INLINE_VALUES`, from 3.13: the values follow the object.
@@ -76,11 +79,14 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
         Some(Active(active))
     }
 
-    /// The names of threads by their identifiers.
-    pub fn names(&self, active: Active) -> HashMap<u64, String> {
-        let entries = self.entries(active.0).unwrap_or_default();
+    /// The names of threads by their identifiers, as many as `budget` allows for.
+    pub fn names(&self, active: Active, budget: Budget) -> HashMap<u64, String> {
+        let entries = self.entries(active.0, MAX_ENTRIES).unwrap_or_default();
         let mut names = HashMap::new();
         for entry in entries {
+            if budget.is_spent() {
+                break;
+            }
             let name = self.attribute(entry.value, "_name");
             if let (Some(ident), Ok(Some(name))) = (entry.hash, name)
                 && text::expect_type(self.mem, name, self.layout, "str").is_ok()
@@ -95,8 +101,11 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
     /// The value of string `key` in `dict`.
     fn get(&self, dict: RemoteAddr, key: &str) -> Result<Option<RemoteAddr>, CodeError> {
         text::expect_type(self.mem, dict, self.layout, "dict")?;
-        let entries = self.entries(dict)?;
-        Ok(entries.iter().find(|entry| self.is(entry.key, key)).map(|entry| entry.value))
+        let entries = self.entries(dict, MAX_ENTRIES)?;
+        Ok(entries
+            .iter()
+            .find(|entry| self.is(entry.key, key))
+            .map(|entry| entry.value))
     }
 
     /// True when the object is a string that says `wanted`, which is ASCII.
@@ -106,16 +115,16 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
             && text::read_str(self.mem, object, self.layout).is_ok_and(|text| text == wanted)
     }
 
-    /// What is in a dict, in the order of insertion.
-    fn entries(&self, dict: RemoteAddr) -> Result<Vec<Entry>, CodeError> {
+    /// What is in a dict of at most `most` entries, in the order of insertion.
+    fn entries(&self, dict: RemoteAddr, most: u64) -> Result<Vec<Entry>, CodeError> {
         let keys = self.pointer(dict, self.at.dict_keys)?;
         let values = self.pointer(dict, self.at.dict_values)?;
         let values = (!values.is_null()).then(|| offset(values, self.at.values));
-        self.entries_of(keys, values)
+        self.entries_of(keys, values, most)
     }
 
     /// The entries of `keys`; their values are in an array of their own where `values` says so.
-    fn entries_of(&self, keys: RemoteAddr, values: Option<RemoteAddr>) -> Result<Vec<Entry>, CodeError> {
+    fn entries_of(&self, keys: RemoteAddr, values: Option<RemoteAddr>, most: u64) -> Result<Vec<Entry>, CodeError> {
         /// `dk_size`, up to 3.10: the number of indices.
         const SIZE: u64 = 8;
         /// `dk_log2_index_bytes` and `dk_kind`, from 3.11.
@@ -141,7 +150,7 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
             (1 << log, kind == GENERAL)
         };
         let used = self.mem.read_u64(offset(keys, self.at.keys_used))?;
-        if used > MAX_ENTRIES {
+        if used > most {
             return Err(unexpected("the number of a dict's entries"));
         }
         // At most 200,000: 5 MB.
@@ -166,13 +175,18 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
             }),
         });
         // A deleted entry has neither.
-        Ok(entries.filter(|entry| !entry.key.is_null() && !entry.value.is_null()).collect())
+        Ok(entries
+            .filter(|entry| !entry.key.is_null() && !entry.value.is_null())
+            .collect())
     }
 
     /// Attribute `name` in an object's own `__dict__`, wherever that is.
     fn attribute(&self, object: RemoteAddr, name: &str) -> Result<Option<RemoteAddr>, CodeError> {
         let entries = self.attributes(object)?;
-        Ok(entries.iter().find(|entry| self.is(entry.key, name)).map(|entry| entry.value))
+        Ok(entries
+            .iter()
+            .find(|entry| self.is(entry.key, name))
+            .map(|entry| entry.value))
     }
 
     fn attributes(&self, object: RemoteAddr) -> Result<Vec<Entry>, CodeError> {
@@ -180,7 +194,7 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
         let flags = self.mem.read_u64(offset(of, self.at.type_flags))?;
         let shared = |values: RemoteAddr| {
             let keys = self.pointer(of, self.at.cached_keys)?;
-            self.entries_of(keys, Some(offset(values, self.at.values)))
+            self.entries_of(keys, Some(offset(values, self.at.values)), MAX_ATTRIBUTES)
         };
         let Some(managed) = self.at.managed_dict.filter(|_| flags & MANAGED_DICT != 0) else {
             let by = self.mem.read_u64(offset(of, self.at.type_dictoffset))?;
@@ -188,19 +202,19 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
             if by == 0 || by > 1 << 20 {
                 return Err(unexpected("a thread's attributes"));
             }
-            return self.entries(self.pointer(object, by)?);
+            return self.entries(self.pointer(object, by)?, MAX_ATTRIBUTES);
         };
         let place = self.mem.read_ptr(before(object, managed))?;
         match self.layout.minor {
             // The values are one word before the dict.
             ..=11 => match self.mem.read_ptr(before(object, managed + 8))? {
                 values if !values.is_null() => shared(values),
-                _ => self.entries(place),
+                _ => self.entries(place, MAX_ATTRIBUTES),
             },
             // One word for both, an odd one for the values, which begin at the next even address.
             12 if place.0 & 1 == 1 => shared(offset(place, 1)),
-            12 => self.entries(place),
-            _ if !place.is_null() => self.entries(place),
+            12 => self.entries(place, MAX_ATTRIBUTES),
+            _ if !place.is_null() => self.entries(place, MAX_ATTRIBUTES),
             _ if flags & INLINE_VALUES != 0 => {
                 let values = offset(object, self.mem.read_u64(offset(of, self.at.type_basicsize))?);
                 let valid = self.at.values_valid.unwrap_or(0);

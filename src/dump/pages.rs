@@ -42,7 +42,9 @@ impl<M: RemoteMemory> Pages<M> {
             let start = RemoteAddr(page.wrapping_mul(PAGE as u64));
             self.memory.read_into(start, &mut bytes[..]).ok().map(|()| bytes)
         });
-        let from = content.as_ref().and_then(|bytes| bytes.get(at..at.checked_add(to.len())?));
+        let from = content
+            .as_ref()
+            .and_then(|bytes| bytes.get(at..at.checked_add(to.len())?));
         from.is_some_and(|from| {
             to.copy_from_slice(from);
             true

@@ -7,7 +7,11 @@ use std::fmt::Write;
 /// The whole dump as text.
 #[must_use]
 pub fn render(dump: &Dump) -> String {
-    let threads: usize = dump.interpreters.iter().map(|interpreter| interpreter.threads.len()).sum();
+    let threads: usize = dump
+        .interpreters
+        .iter()
+        .map(|interpreter| interpreter.threads.len())
+        .sum();
     let mut text = format!(
         "process {}: {}\nPython {}, {threads} Python thread{}, {}\n",
         dump.pid,
@@ -55,10 +59,15 @@ fn how(dump: &Dump) -> String {
 
 /// `thread 4243 "worker-1", holds the GIL, running`
 fn add_thread(text: &mut String, thread: &ThreadDump) {
-    let number = thread.tid.map_or_else(|| format!("{:#x}", thread.ident), |tid| tid.to_string());
+    let number = thread
+        .tid
+        .map_or_else(|| format!("{:#x}", thread.ident), |tid| tid.to_string());
     let _ = write!(text, "\nthread {number}");
     if let Some(name) = thread.name.as_ref().or(thread.os_name.as_ref()) {
         let _ = write!(text, " \"{}\"", clean(name));
+    }
+    if thread.second_state {
+        *text += ", a second state of that thread";
     }
     if thread.holds_gil {
         *text += ", holds the GIL";
@@ -83,7 +92,13 @@ fn add_thread(text: &mut String, thread: &ThreadDump) {
         if let Some(omitted) = thread.omitted.filter(|omitted| omitted.after == number) {
             let _ = writeln!(text, "    … {} frames are left out", omitted.frames);
         }
-        let _ = writeln!(text, "    {} ({}:{})", clean(&frame.function), clean(&frame.file), frame.line);
+        let _ = writeln!(
+            text,
+            "    {} ({}:{})",
+            clean(&frame.function),
+            clean(&frame.file),
+            frame.line
+        );
     }
     if let Some(why) = thread.incomplete {
         let _ = writeln!(text, "    … {why}");
@@ -93,10 +108,17 @@ fn add_thread(text: &mut String, thread: &ThreadDump) {
 }
 
 fn other(thread: &OtherThread) -> String {
-    let name = thread.os_name.as_ref().map_or_else(String::new, |name| format!(" \"{}\"", clean(name)));
+    let name = thread
+        .os_name
+        .as_ref()
+        .map_or_else(String::new, |name| format!(" \"{}\"", clean(name)));
     let what = thread.system_call.as_ref().map(|call| format!("in {call}"));
     let what = what.or_else(|| thread.state.map(str::to_owned));
-    format!("thread {}{name}{}", thread.tid, what.map_or_else(String::new, |what| format!(", {what}")))
+    format!(
+        "thread {}{name}{}",
+        thread.tid,
+        what.map_or_else(String::new, |what| format!(", {what}"))
+    )
 }
 
 #[cfg(test)]
@@ -120,6 +142,7 @@ mod tests {
             waits_for_gil: true,
             state: Some("sleeping"),
             system_call: Some("futex".to_owned()),
+            second_state: false,
             may_be_torn: true,
             incomplete: None,
             frames: vec![frame("f", 7), frame("<module>", 9)],

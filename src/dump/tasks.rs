@@ -54,7 +54,9 @@ fn task(pid: i32, tid: i32) -> Option<Task> {
 
 fn parse(tid: i32, doing: Doing, status: &str) -> Option<Task> {
     let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.map(str::trim)
     };
     let count = |name| field(name).and_then(|text| text.parse::<u64>().ok());
@@ -89,7 +91,11 @@ pub const fn state_name(state: char) -> &'static str {
 /// A thread for tests.
 #[cfg(test)]
 pub(super) fn tests_task(tid: i32, state: char, switches: u64) -> Task {
-    let doing = if state == 'R' { Doing::Running } else { Doing::Blocked { sp: 0, pc: 0 } };
+    let doing = if state == 'R' {
+        Doing::Running
+    } else {
+        Doing::Blocked { sp: 0, pc: 0 }
+    };
     Task {
         tid,
         inner_tid: tid,
@@ -111,7 +117,10 @@ mod tests {
     #[test]
     fn the_kernels_words_are_understood() {
         let task = parse(4242, CALL, STATUS).unwrap();
-        assert_eq!((task.name.as_str(), task.inner_tid, task.switches), ("worker 1", 17, 695));
+        assert_eq!(
+            (task.name.as_str(), task.inner_tid, task.switches),
+            ("worker 1", 17, 695)
+        );
         assert!(parse(4242, CALL, &STATUS.replace("S (sl", "Z (zo")).is_none());
     }
 

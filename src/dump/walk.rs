@@ -1,14 +1,14 @@
 //! From `_PyRuntime` to the frames of all threads of all interpreters, by a layout's offsets.
 //!
-//! Everything that is read is hostile: lists are followed to named limits, and until a deadline; a list that bites its
+//! Everything that is read is hostile: lists are followed to named limits, and until a budget is spent; a list that bites its
 //! own tail ends at the limit. What could not be followed is marked, and what was read until then is kept.
 
+use super::budget::Budget;
 use crate::frames::layout::{GilPlace, Layout, ObjectLayout, TopFrame};
 use crate::frames::{CodeError, CodeInfo, resolve, text};
 use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
-use std::time::Instant;
 
 /// Interpreters of one process.
 const MAX_INTERPRETERS: usize = 1024;
@@ -84,7 +84,7 @@ pub struct Walker<'a, M> {
     runtime: RemoteAddr,
     layout: &'a Layout,
     objects: Option<ObjectLayout>,
-    deadline: Instant,
+    budget: Budget,
     codes: HashMap<RemoteAddr, Option<Rc<CodeInfo>>>,
     code_type: Option<RemoteAddr>,
 }
@@ -95,17 +95,22 @@ fn at(base: RemoteAddr, offset: u64) -> RemoteAddr {
 }
 
 impl<'a, M: RemoteMemory> Walker<'a, M> {
-    /// Walks from `runtime`, the address of `_PyRuntime`, until `deadline`.
-    pub fn new(mem: &'a M, runtime: RemoteAddr, layout: &'a Layout, deadline: Instant) -> Self {
+    /// Walks from `runtime`, the address of `_PyRuntime`, until `budget` is spent.
+    pub fn new(mem: &'a M, runtime: RemoteAddr, layout: &'a Layout, budget: Budget) -> Self {
         Self {
             mem,
             runtime,
             layout,
             objects: ObjectLayout::of(layout),
-            deadline,
+            budget,
             codes: HashMap::new(),
             code_type: None,
         }
+    }
+
+    /// What may still be spent.
+    pub const fn budget(&self) -> Budget {
+        self.budget
     }
 
     fn pointer(&self, base: RemoteAddr, offset: u64) -> Result<RemoteAddr, MemoryError> {
@@ -186,7 +191,7 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
             if *left == 0 || !seen.insert(address) {
                 return (all, Some("the list of threads has no end"));
             }
-            if Instant::now() > self.deadline {
+            if self.budget.is_spent() {
                 return (all, Some("the list of threads takes too long"));
             }
             *left -= 1;
@@ -235,7 +240,7 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
                 }
             };
             steps += 1;
-            if steps > MAX_WALK || steps % 256 == 0 && Instant::now() > self.deadline {
+            if steps > MAX_WALK || steps % 256 == 0 && self.budget.is_spent() {
                 stack.broken = Some("the stack has no end, or is too deep");
                 break;
             }
@@ -275,7 +280,10 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
         let instr = match layout.code.code_adaptive {
             None => self.mem.read_u32(at(frame, layout.frame.instr))?.cast_signed(),
             Some(start) => {
-                let distance = self.pointer(frame, layout.frame.instr)?.0.wrapping_sub(at(code, start).0);
+                let distance = self
+                    .pointer(frame, layout.frame.instr)?
+                    .0
+                    .wrapping_sub(at(code, start).0);
                 // What is not within a code object is as if the frame had not started.
                 i32::try_from(distance.cast_signed()).unwrap_or(-1)
             }
@@ -402,8 +410,8 @@ mod tests {
     }
 
     fn walk(image: &Image, layout: &Layout) -> Result<Vec<(RawThread, RawStack)>, MemoryError> {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let mut walker = Walker::new(image, RemoteAddr(RUNTIME), layout, deadline);
+        let budget = Budget::of(Duration::from_secs(60));
+        let mut walker = Walker::new(image, RemoteAddr(RUNTIME), layout, budget);
         let mut all = Vec::new();
         for interpreter in walker.interpreters()? {
             for thread in interpreter.threads {
@@ -430,7 +438,11 @@ mod tests {
                 code: RemoteAddr(CODE),
                 instr: 6,
             };
-            assert_eq!((three.frames.as_slice(), three.broken), ([frame; 3].as_slice(), None), "3.{minor}");
+            assert_eq!(
+                (three.frames.as_slice(), three.broken),
+                ([frame; 3].as_slice(), None),
+                "3.{minor}"
+            );
         }
     }
 

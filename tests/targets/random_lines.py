@@ -8,8 +8,8 @@
     python random_lines.py gil   one thread spins, one waits; -> EXIT
 
 Each thread calls through a chain of functions, at lines that a seeded generator draws: in expressions over several lines,
-generators, coroutines, comprehensions, `with`, `try`, constructors, decorators, calls through C. At its end it waits for a
-lock, reads a pipe, sleeps in a condition, or spins on one line with or without the GIL in its hands.
+generators, coroutines, comprehensions, `with`, `try`, constructors, class methods, calls through C. At its end it waits
+for a lock or a pipe, naps, or spins, on one line that it does not leave before it is told to.
 """
 import functools
 import json
@@ -83,7 +83,8 @@ class Thread(threading.Thread):
         self.leave = False
         self.way = 0
         self.pipe = os.pipe()
-        self.condition = threading.Condition()
+        self.lock = threading.Lock()
+        self.lock.acquire()
 
     def run(self):
         LOCAL.lock = threading.RLock()
@@ -99,23 +100,23 @@ class Thread(threading.Thread):
         return function(self.random.randrange(LINES), functools.partial(self.descend, depth - 1))
 
     def stand(self):
-        """Stays on one line until it is told to leave. Few threads do so without waiting."""
+        """Stays on one line, one of those that are marked, until it is told to leave. Few threads do so without waiting."""
         ways = ["spin", "sum", "read"] if self.number < 2 else ["nap", "read"] if self.number < 4 else []
-        self.way = self.random.choice(ways or ["read", "select", "condition"])
+        self.way = self.random.choice(ways or ["read", "select", "lock"])
         self.arrived.release()
         if self.way == "spin":
-            while not self.leave: pass  # noqa: E701
+            while not self.leave: pass  # stands  # noqa: E701
         elif self.way == "sum":
-            while not self.leave: sum(range(300))  # noqa: E701
+            while not self.leave: sum(range(300))  # stands  # noqa: E701
         elif self.way == "nap":
-            while not self.leave: time.sleep(0.01)  # noqa: E701
-        elif self.way == "condition":
-            with self.condition:
-                while not self.leave: self.condition.wait()  # noqa: E701
-        else:
-            if self.way == "select":
-                select.select([self.pipe[0]], [], [])
+            while not self.leave: time.sleep(0.01)  # stands  # noqa: E701
+        elif self.way == "lock":
+            self.lock.acquire()  # stands
+        elif self.way == "select":
+            select.select([self.pipe[0]], [], [])  # stands
             os.read(self.pipe[0], 1)
+        else:
+            os.read(self.pipe[0], 1)  # stands
 
     def move(self):
         """Out of where it stands, and on."""
@@ -123,12 +124,23 @@ class Thread(threading.Thread):
             self.leave = True
             if self.way in ("read", "select"):
                 os.write(self.pipe[1], b"x")
-            with self.condition:
-                self.condition.notify()
+            if self.way == "lock":
+                self.lock.release()
             self.back.acquire()
         self.leave = False
         self.go.release()
         self.arrived.acquire()
+
+
+with open(os.path.abspath(__file__)) as source:
+    STANDS = {number for number, line in enumerate(source, 1) if "# stands" in line}
+
+
+def all_stand(threads):
+    """Whether all threads have come to the line on which they stay."""
+    frames = sys._current_frames()
+    tops = [frames[thread.ident] for thread in threads]
+    return all(top.f_code is Thread.stand.__code__ and top.f_lineno in STANDS for top in tops)
 
 
 def truth(threads):
@@ -181,6 +193,8 @@ def main():
         if command == "MOVE":
             for thread in threads:
                 thread.move()
+            while not all_stand(threads):
+                time.sleep(0.001)
         say("TRUTH", truth(threads))
 
 

@@ -109,7 +109,9 @@ impl ObjectLayout {
         /// `sizeof(PyObject)` less the type: 8, and in free-threaded builds 24.
         const DEFAULT_OB_TYPE: u64 = 8;
         let free_threaded = layout.ob_type != DEFAULT_OB_TYPE;
-        let column = COLUMNS.iter().position(|column| *column == (layout.minor, free_threaded))?;
+        let column = COLUMNS
+            .iter()
+            .position(|column| *column == (layout.minor, free_threaded))?;
         let maybe = |name: &str| {
             let (_, offsets) = TABLE.iter().find(|(known, _)| *known == name)?;
             offsets.get(column).copied().filter(|offset| *offset != NONE)
