@@ -297,3 +297,34 @@ fn what_cannot_be_dumped_is_refused() {
     dump(&["1", "--core", "x"]).expect_code(2);
     dump(&["--exe", "x"]).expect_code(2);
 }
+
+/// Every interpreter of a process is there, with its own threads.
+#[test]
+fn a_second_interpreter_is_dumped_too() {
+    for interpreter in interpreters::some(&["pyenv-3.9", "pyenv-3.12", "pyenv-3.13"]) {
+        let name = &interpreter.name;
+        let mut target = Target::start(&interpreter, "subinterpreter.py", &[]);
+        if target.facts["second"] != true {
+            skipped(
+                "a_second_interpreter_is_dumped_too",
+                &format!("{name}: no module for it"),
+            );
+            continue;
+        }
+        let dump = dump(&[&target.pid.to_string()]);
+        let all = dump["interpreters"].as_array().expect("interpreters");
+        let ids: Vec<_> = all.iter().map(|i| i["id"].as_i64().expect("an id")).collect();
+        assert_eq!(ids, [0, 1], "{name}: {dump:#}");
+        let functions = |i: usize| -> Vec<String> {
+            let threads = all[i]["threads"].as_array().expect("threads").iter();
+            threads.flat_map(stack).map(|(function, ..)| function).collect()
+        };
+        assert!(
+            functions(1).ends_with(&["within".to_owned(), "<module>".to_owned()]),
+            "{name}: {dump:#}"
+        );
+        assert!(!functions(0).contains(&"within".to_owned()), "{name}: {dump:#}");
+        target.send("EXIT");
+        assert!(target.wait().success());
+    }
+}

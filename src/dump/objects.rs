@@ -50,7 +50,8 @@ fn offset(base: RemoteAddr, by: u64) -> RemoteAddr {
 }
 
 fn before(base: RemoteAddr, by: u64) -> RemoteAddr {
-    RemoteAddr(base.0.checked_sub(by).unwrap_or(0))
+    // A difference below zero is null, which cannot be read.
+    RemoteAddr(base.0.saturating_sub(by))
 }
 
 const fn unexpected(what: &'static str) -> CodeError {
@@ -136,9 +137,9 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
         let (index_bytes, hashed) = if old {
             let size = self.mem.read_u64(offset(keys, SIZE))?;
             let width = match size {
-                ..=0xff => 1,
-                ..=0xffff => 2,
-                ..=0xffff_ffff => 4,
+                0..=0xff => 1,
+                0x100..=0xffff => 2,
+                0x1_0000..=0xffff_ffff => 4,
                 _ => return Err(unexpected("the size of a dict")),
             };
             (size * width, true)
