@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 /// Show the Python stacks of all threads: function, file, line, who holds the GIL, which system call each waits in.
 ///
-/// Nothing is put into the process. Threads that run are stopped while it is read, less than a millisecond as a rule;
-/// threads that wait are left alone, and that they did not run meanwhile is checked. The innermost call comes first.
+/// Nothing is put into the process. Threads that run are stopped while it is read, some milliseconds as a rule; threads
+/// that wait are left alone, and that they did not run meanwhile is checked. The innermost call comes first.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The process; may be left out if there is only one Python process.
