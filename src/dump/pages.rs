@@ -83,8 +83,8 @@ mod tests {
     impl RemoteMemory for Counting {
         fn read_into(&self, addr: RemoteAddr, buf: &mut [u8]) -> Result<(), MemoryError> {
             self.0.set(self.0.get() + 1);
-            let end = addr.0 + buf.len() as u64;
-            if addr.0 < 8192 || end > 16_384 {
+            let end = addr.0.checked_add(buf.len() as u64);
+            if addr.0 < 8192 || end.is_none_or(|end| end > 16_384) {
                 return Err(MemoryError::Read {
                     addr,
                     len: buf.len(),
