@@ -2,7 +2,9 @@
 
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
-use pyheap::ui::cli::{attach, cure, demo, diff, digest, flame, flow, info, plot, record, top, whence};
+use pyheap::ui::cli::{
+    attach, cure, demo, diff, digest, dump, events, export, flame, flow, info, plot, record, top, whence,
+};
 use pyheap::ui::output::note;
 use std::process::ExitCode;
 
@@ -22,8 +24,11 @@ enum Command {
     Flow(flow::Args),
     Compare(flow::CompareArgs),
     Flame(flame::Args),
+    Export(export::Args),
+    Events(events::Args),
     Digest(digest::Args),
     Where(whence::Args),
+    Dump(dump::Args),
     Cure(cure::Args),
     Demo(demo::Args),
 }
@@ -39,8 +44,11 @@ fn main() -> ExitCode {
         Command::Flow(args) => flow::run(&args),
         Command::Compare(args) => flow::run_compare(&args),
         Command::Flame(args) => flame::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Events(args) => events::run(&args),
         Command::Digest(args) => digest::run(&args),
         Command::Where(args) => whence::run(&args),
+        Command::Dump(args) => dump::run(&args),
         Command::Cure(args) => cure::run(&args),
         Command::Demo(args) => demo::run(&args),
     };

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest wait for one thread to stop; one that sleeps uninterruptibly does not, and another is taken.
-const STOP_DEADLINE: Duration = Duration::from_millis(200);
+pub(crate) const STOP_DEADLINE: Duration = Duration::from_millis(200);
 /// Longest wait for a thread that would stop if it got a processor: on an overloaded machine that takes a while, and no
 /// other thread would be faster.
 const STARVED_DEADLINE: Duration = Duration::from_secs(5);
@@ -306,7 +306,7 @@ fn caught_signals(pid: i32) -> u64 {
 }
 
 /// How a thread stopped.
-enum Stop {
+pub(crate) enum Stop {
     Ours,
     Group,
     Gone,
@@ -336,7 +336,12 @@ fn is_runnable(tid: Pid) -> bool {
 }
 
 /// Waits until `tid`, seized and interrupted, has stopped for us. Signals that come in between are passed on.
-fn wait_for_stop(tid: Pid, mut deadline: Instant) -> Stop {
+fn wait_for_stop(tid: Pid, deadline: Instant) -> Stop {
+    wait_for_stop_or_starve(tid, deadline, STARVED_DEADLINE)
+}
+
+/// The same; a thread that would stop if it got a processor is waited for until `starved` is over, too.
+pub(crate) fn wait_for_stop_or_starve(tid: Pid, mut deadline: Instant, starved: Duration) -> Stop {
     let begun = Instant::now();
     loop {
         let mut status = 0;
@@ -346,7 +351,7 @@ fn wait_for_stop(tid: Pid, mut deadline: Instant) -> Stop {
         if answer == 0 {
             let now = Instant::now();
             if now > deadline {
-                if now > begun + STARVED_DEADLINE || !is_runnable(tid) {
+                if now > begun + starved || !is_runnable(tid) {
                     return Stop::Late;
                 }
                 deadline = now + STOP_DEADLINE / 4;

@@ -16,6 +16,7 @@
 
 pub mod arch;
 pub mod cure;
+pub mod freeze;
 pub mod hijack;
 pub mod image;
 pub mod infect;

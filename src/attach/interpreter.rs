@@ -170,14 +170,32 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
 
 /// Looks for an interpreter in one mapped file, which may be the program itself; `None` when it has none.
 fn examine(pid: i32, file: &MappedFile, is_program: bool) -> Result<Option<Interpreter>, FindError> {
-    let failed = |source| FindError::Module {
-        path: file.path.clone(),
-        source,
-    };
-    let module = match file.open(pid) {
+    match file.open(pid) {
         // Mapped as data (a debugger, an archiver), not loaded.
-        Err(ModuleError::NotMapped) => return Ok(None),
-        opened => opened.map_err(failed)?,
+        Err(ModuleError::NotMapped) => Ok(None),
+        Err(source) => Err(FindError::Module {
+            path: file.path.clone(),
+            source,
+        }),
+        Ok(module) => examine_module(&ProcessMemory::new(pid), pid, module, is_program),
+    }
+}
+
+/// Looks for an interpreter in a module of the process whose memory is `mem`; `None` when it has none.
+///
+/// # Errors
+/// With what was found instead, in one line.
+pub fn examine_module(
+    mem: &impl RemoteMemory,
+    pid: i32,
+    module: Module,
+    is_program: bool,
+) -> Result<Option<Interpreter>, FindError> {
+    let path = module.path.clone();
+    let file = MappedFile::of_core(path.clone(), Vec::new());
+    let failed = |source| FindError::Module {
+        path: path.clone(),
+        source,
     };
     let symbols = module.elf.symbols(SYMBOLS).map_err(|e| failed(e.into()))?;
     let section = module.elf.section(".PyRuntime").map(|section| section.address);
@@ -186,22 +204,21 @@ fn examine(pid: i32, file: &MappedFile, is_program: bool) -> Result<Option<Inter
         return match symbols.contains_key("Py_GetVersion") {
             true => {
                 let is_old = |v: &PyVersion| (v.major, v.minor) < (3, 7);
-                let version = version_text(&module, &ProcessMemory::new(pid), is_old);
+                let version = version_text(&module, mem, is_old);
                 Err(find_error::old(version, &file.name()))
             }
             // The program itself: if it has made itself a Python version, it is one that hides.
             false if is_program => {
-                let version = version_text(&module, &ProcessMemory::new(pid), |v| v.major == 3);
+                let version = version_text(&module, mem, |v| v.major == 3);
                 version.map_or(Ok(None), |version| Err(find_error::hidden(version, &file.name())))
             }
             false => Ok(None),
         };
     };
     let runtime = module.remote(runtime);
-    let mem = ProcessMemory::new(pid);
     let memory = |source| FindError::Memory { pid, source };
 
-    let debug = match DebugOffsets::read(&mem, runtime) {
+    let debug = match DebugOffsets::read(mem, runtime) {
         Ok(debug) => Some(debug),
         Err(DebugOffsetsError::Memory(source)) => return Err(memory(source)),
         Err(_) => None,
@@ -211,13 +228,13 @@ fn examine(pid: i32, file: &MappedFile, is_program: bool) -> Result<Option<Inter
         (None, Some(at)) => Some(PyVersion::from_hex(
             mem.read_u32(module.remote(at.address)).map_err(memory)?,
         )),
-        (None, None) => version_before_3_11(&symbols, &module, &mem),
+        (None, None) => version_before_3_11(&symbols, &module, mem),
     };
     let Some(version) = version else {
         return Err(find_error::unknown_version(&file.name()));
     };
     find_error::by_version(version, debug.as_ref().is_some_and(|debug| debug.free_threaded))?;
-    let (layout, offset_source) = choose_layout(&mem, runtime, version, debug.as_ref(), &module, pid)?;
+    let (layout, offset_source) = choose_layout(mem, runtime, version, debug.as_ref(), &module, pid)?;
     Ok(Some(Interpreter {
         version,
         runtime,
@@ -234,7 +251,7 @@ fn examine(pid: i32, file: &MappedFile, is_program: bool) -> Result<Option<Inter
 
 /// The debug offsets over the table, else the table, else the DWARF: the first that the process confirms.
 fn choose_layout(
-    mem: &ProcessMemory,
+    mem: &impl RemoteMemory,
     runtime: RemoteAddr,
     version: PyVersion,
     debug: Option<&DebugOffsets>,

@@ -66,6 +66,17 @@ impl MappedFile {
         file
     }
 
+    /// A file that a core file says was mapped: address ranges, each with its offset in the file.
+    #[must_use]
+    pub const fn of_core(path: PathBuf, ranges: Vec<(Range<u64>, u64)>) -> Self {
+        Self {
+            path,
+            deleted: false,
+            ranges,
+            executable: true,
+        }
+    }
+
     fn add(&mut self, map: &MemoryMap) {
         self.ranges.push((map.address.0..map.address.1, map.offset));
         self.executable |= map.perms.contains(MMPermissions::EXECUTE);
@@ -109,7 +120,7 @@ impl MappedFile {
         ways.push(by_exe);
         let mut first_error = None;
         for way in ways {
-            match self.open_at(pid, &way) {
+            match self.open_at(&ProcessMemory::new(pid), &way) {
                 Ok(module) => return Ok(module),
                 Err(error) => first_error = first_error.or(Some(error)),
             }
@@ -117,12 +128,16 @@ impl MappedFile {
         Err(first_error.unwrap_or(ModuleError::NotMapped))
     }
 
-    fn open_at(&self, pid: i32, way: &Path) -> Result<Module, ModuleError> {
+    /// Opens `way` as the file that is mapped in `mem`.
+    ///
+    /// # Errors
+    /// When it cannot be opened, is no ELF file of ours, or is not what is in memory.
+    pub fn open_at(&self, mem: &impl RemoteMemory, way: &Path) -> Result<Module, ModuleError> {
         let elf = ElfFile::open(open_regular(way).map_err(ElfError::from)?)?;
         let bias = self.load_bias(&elf).ok_or(ModuleError::NotMapped)?;
         if let Some((address, bytes)) = elf.first_page()? {
             let start = RemoteAddr(address.wrapping_add(bias));
-            let mapped = ProcessMemory::new(pid).read_vec(start, bytes.len());
+            let mapped = mem.read_vec(start, bytes.len());
             if mapped.map_err(ModuleError::Memory)? != bytes {
                 return Err(ModuleError::Replaced);
             }
@@ -157,7 +172,10 @@ impl MappedFile {
 }
 
 /// Opens a file that the target may have replaced meanwhile: by a FIFO that would block us, or a device that would act.
-fn open_regular(path: &Path) -> io::Result<File> {
+///
+/// # Errors
+/// When it is no regular file, or cannot be opened.
+pub fn open_regular(path: &Path) -> io::Result<File> {
     let refuse = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
     if !path.is_absolute() || !std::fs::metadata(path)?.is_file() {
         return Err(refuse());

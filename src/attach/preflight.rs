@@ -158,6 +158,26 @@ impl Refusal {
 /// # Errors
 /// With the first reason why not.
 pub fn check(pid: i32) -> Result<Target, Refusal> {
+    check_for(pid, Purpose::Attach)
+}
+
+/// Looks at process `pid` and says whether its memory can be read and understood: also while somebody else traces it,
+/// while it is stopped, and while its Python shuts down.
+///
+/// # Errors
+/// With the first reason why not.
+pub fn check_readable(pid: i32) -> Result<Target, Refusal> {
+    check_for(pid, Purpose::Read)
+}
+
+/// What for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Attach,
+    Read,
+}
+
+fn check_for(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
     let facts = Facts::of(pid).map_err(|source| proc_error(pid, source))?;
     let name = || facts.printable_name();
     if facts.thread_group != pid {
@@ -177,7 +197,7 @@ pub fn check(pid: i32) -> Result<Target, Refusal> {
         return Err(Refusal::KernelThread { pid, name: name() });
     }
     may_look(&facts)?;
-    if let Some(tracer) = &facts.tracer {
+    if let Some(tracer) = facts.tracer.as_ref().filter(|_| purpose == Purpose::Attach) {
         return Err(Refusal::Traced {
             pid,
             tracer: tracer.name.clone(),
@@ -191,6 +211,7 @@ pub fn check(pid: i32) -> Result<Target, Refusal> {
     let mem = ProcessMemory::new(pid);
     match interpreter.phase(&mem) {
         Ok(Phase::Running) => {}
+        Ok(Phase::Finalizing) if purpose == Purpose::Read => {}
         Ok(Phase::Finalizing) => return Err(Refusal::Finalizing { pid }),
         Ok(Phase::NotInitialised) => {
             let version = interpreter.version;
@@ -198,7 +219,7 @@ pub fn check(pid: i32) -> Result<Target, Refusal> {
         }
         Err(source) => return Err(FindError::Memory { pid, source }.into()),
     }
-    if facts.state == 'T' {
+    if facts.state == 'T' && purpose == Purpose::Attach {
         return Err(Refusal::Stopped { pid });
     }
     Ok(Target { facts, interpreter })

@@ -11,6 +11,7 @@
 use super::version::SUPPORTED_MINORS;
 
 mod debug_offsets;
+mod objects;
 mod v3_08;
 mod v3_09;
 mod v3_10;
@@ -20,6 +21,7 @@ mod v3_13;
 mod validate;
 
 pub use debug_offsets::{DebugOffsets, DebugOffsetsError};
+pub use objects::{GilPlace, ObjectLayout};
 pub use validate::ValidationError;
 
 /// No field that we use lies further into its struct. The largest real ones are in `PyInterpreterState` (7,376 in

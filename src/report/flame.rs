@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use super::human::is_unsafe;
 use crate::profile::model::StackFrame;
 
 /// The text for stacks (outermost frame first, `None` or empty if unknown) with their values, in the order given.
@@ -52,7 +53,7 @@ fn plain(name: &str) -> String {
     name.chars()
         .map(|c| match c {
             ';' => ',',
-            c if c.is_control() || c == '\u{2028}' || c == '\u{2029}' => ' ',
+            c if is_unsafe(c) => ' ',
             c => c,
         })
         .collect()

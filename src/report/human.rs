@@ -54,13 +54,17 @@ pub fn share(part: f64, whole: f64) -> String {
     }
 }
 
-/// `text` with everything escaped that could move the cursor, break a line or reorder it. Names come from the target,
-/// and a terminal obeys what is in them.
+/// Whether a terminal or a browser may obey this character: it moves the cursor, breaks a line, reorders what is around
+/// it, or is none that XML allows.
+pub fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{061C}' | '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
+        || matches!(c, '\u{FFFE}' | '\u{FFFF}')
+}
+
+/// `text` with everything escaped that is unsafe to show. Names come from the target, and a terminal obeys what is in
+/// them.
 pub fn clean(text: &str) -> Cow<'_, str> {
-    let is_unsafe = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200E}' | '\u{200F}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
-    };
     if !text.contains(is_unsafe) {
         return Cow::Borrowed(text);
     }

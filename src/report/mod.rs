@@ -4,6 +4,7 @@
 use crate::profile::model::{Live, StackFrame};
 
 pub mod diff;
+pub mod export;
 pub mod filter;
 pub mod flame;
 pub mod growth;

@@ -2,4 +2,5 @@
 pub mod cli;
 pub mod output;
 pub mod progress;
+pub mod save;
 pub mod units;

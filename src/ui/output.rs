@@ -18,6 +18,12 @@ pub fn to_reader(text: &str) -> io::Result<bool> {
     }
 }
 
+/// The same, for what is too long to be held in memory. What fails because of the closed pipe ends the writing.
+pub fn to_stdout_with(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut stdout = io::BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    quiet(write(&mut stdout).and_then(|()| stdout.flush()))
+}
+
 /// Writes a line to standard error. There is nobody to tell if that fails.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");

@@ -29,6 +29,42 @@ pub fn is_restart(stopped: &Registers) -> bool {
         )
 }
 
+/// What a stopped thread was doing.
+#[must_use]
+pub const fn doing(stopped: &Registers) -> crate::freeze::At {
+    let regs = stopped;
+    place(regs.orig_rax, regs.rax, regs.rdi, regs.rip, regs.fs_base)
+}
+
+const fn place(orig_rax: u64, rax: u64, rdi: u64, rip: u64, fs_base: u64) -> crate::freeze::At {
+    let waits = orig_rax as i64 >= 0
+        && matches!(
+            rax as i64,
+            ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK | EINTR
+        );
+    crate::freeze::At {
+        call: if waits { Some(orig_rax) } else { None },
+        first_argument: rdi,
+        instruction: rip,
+        thread_pointer: fs_base,
+    }
+}
+
+/// A thread of a core file, from its note `NT_PRSTATUS` (`struct elf_prstatus`): number and registers.
+#[must_use]
+pub fn core_thread(note: &[u8]) -> Option<(i32, crate::freeze::At)> {
+    const PID_AT: usize = 32;
+    const REGISTERS_AT: usize = 112;
+    let tid = i32::from_le_bytes(*note.get(PID_AT..)?.first_chunk()?);
+    // In the order of `struct user_regs_struct`.
+    let word = |number: usize| {
+        let bytes = note.get(REGISTERS_AT + number * 8..)?.first_chunk()?;
+        Some(u64::from_le_bytes(*bytes))
+    };
+    let (rax, rdi, orig_rax, rip, fs_base) = (word(10)?, word(14)?, word(15)?, word(16)?, word(21)?);
+    Some((tid, place(orig_rax, rax, rdi, rip, fs_base)))
+}
+
 /// Flags that a stub must not run with: single step, direction.
 const TF_AND_DF: u64 = 0x100 | 0x400;
 /// Length of the `syscall` instruction, which a restarted call executes again.

@@ -6,6 +6,9 @@ pub mod cure;
 pub mod demo;
 pub mod diff;
 pub mod digest;
+pub mod dump;
+pub mod events;
+pub mod export;
 pub mod failure;
 pub mod flame;
 pub mod flow;
@@ -17,8 +20,11 @@ pub mod select;
 pub mod top;
 pub mod whence;
 
-use crate::profile::reader::{LiveSet, Reader};
+use crate::profile::reader::{LiveSet, ReadError, Reader};
 use crate::report::TraceUsage;
+use crate::report::export::Export;
+use crate::ui::output::note;
+use crate::ui::units::Moment;
 
 /// What is alive, with the stacks of the traces.
 fn usages<'a>(reader: &'a Reader, live: &LiveSet) -> Vec<TraceUsage<'a>> {
@@ -28,4 +34,14 @@ fn usages<'a>(reader: &'a Reader, live: &LiveSet) -> Vec<TraceUsage<'a>> {
         live: *live,
     };
     live.traces.iter().map(usage).collect()
+}
+
+/// The profile at a moment, ready to be exported. What is wrong with it is said on standard error.
+fn exported<'a>(reader: &'a Reader, at: Moment, filter: &select::FilterArgs) -> Result<Export<'a>, ReadError> {
+    let at = select::moment(reader, at)?;
+    let export = Export::of(reader, &select::live(reader, at, &filter.filters(reader))?)?;
+    for warning in &export.warnings {
+        note(&format!("warning: {warning}"));
+    }
+    Ok(export)
 }
