@@ -77,7 +77,7 @@ enum NotExported {
     Terminal,
     #[error("--to heapprof writes several files; give their filebase with -o BASE")]
     SeveralFiles,
-    #[error("--to heapprof always writes the whole recording; leave out --at")]
+    #[error("--to heapprof always writes the whole recording; leave out --at and filters")]
     WholeRecording,
     #[error("{} is the profile itself; give another filebase with -o BASE", .0.display())]
     Itself(PathBuf),
@@ -97,7 +97,9 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     if args.to == Format::Heapprof {
         return match &args.output {
             Some(path) if *path == stdout => usage(NotExported::SeveralFiles),
-            _ if args.at != Moment::BeforeEnd(std::time::Duration::ZERO) => usage(NotExported::WholeRecording),
+            _ if args.at != Moment::BeforeEnd(std::time::Duration::ZERO) || !args.filter.is_empty() => {
+                usage(NotExported::WholeRecording)
+            }
             Some(path) => to_heapprof(&reader, path),
             None => to_heapprof(&reader, reader.names().base()),
         };

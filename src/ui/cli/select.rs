@@ -31,6 +31,11 @@ pub struct FilterArgs {
 }
 
 impl FilterArgs {
+    /// Whether nothing is filtered.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.functions.is_empty() && self.threads.is_empty()
+    }
+
     /// As the reports want them. Says on standard error what a profile without sidecar cannot tell.
     pub fn filters(&self, reader: &Reader) -> Filters {
         if reader.sidecar().is_none() && !(self.functions.is_empty() && self.threads.is_empty()) {
