@@ -21,8 +21,8 @@ fn tables_are_what_the_debug_information_says() {
         let at = found.path.display();
         match Structs::read(&elf) {
             Ok(structs) => {
-                let layout = structs.layout(python.minor()).unwrap_or_else(|e| panic!("{at}: {e:?}"));
-                assert_eq!(layout, Layout::of_minor(python.minor()).unwrap(), "{at}");
+                let layout = structs.layout(python.build()).unwrap_or_else(|e| panic!("{at}: {e:?}"));
+                assert_eq!(layout, Layout::of(python.build()).unwrap(), "{at}");
                 compared += 1;
             }
             Err(DwarfError::None) => eprintln!("skipped: {at} has no debug information"),

@@ -96,9 +96,9 @@ fn children(pids: &[i32]) -> String {
 }
 
 /// The end of the sentence for other versions.
-const VERSIONS: &str = ": 3.8 to 3.13 are";
+const VERSIONS: &str = ": 3.7 to 3.15 are";
 /// The end of the sentence for versions to come.
-const NOT_YET: &str = " yet: 3.8 to 3.13 are";
+const NOT_YET: &str = " yet: 3.7 to 3.15 are";
 /// The end of the sentence for other implementations.
 const OTHER_IMPLEMENTATION: &str = ": pyheap profiles CPython only";
 /// The end of the sentence for a program that tells nothing.
@@ -133,15 +133,11 @@ pub(super) fn by_name(exe: &Path, files: &[MappedFile]) -> Result<(), FindError>
 
 /// Other versions and other builds of CPython.
 pub(super) fn by_version(version: PyVersion, free_threaded: bool) -> Result<(), FindError> {
-    let later = (version.major, version.minor) > (3, 13);
+    let later = (version.major, version.minor) > (3, 15);
     let kind = if free_threaded { ", free-threaded," } else { "" };
     if !version.is_supported() {
         let hint = if later { NOT_YET } else { VERSIONS };
         return Err(refuse(format!("Python {version}{kind}"), hint));
-    }
-    if free_threaded {
-        let found = format!("the free-threaded build of Python {version}");
-        return Err(refuse(found, " yet: default builds are"));
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use super::find_error::{self, FindError};
 use super::module::{MappedFile, Module, ModuleError};
 use super::process;
 use super::symbols::{SYMBOLS, Symbols, version_before_3_11, version_text};
-use crate::frames::PyVersion;
+use crate::frames::{Build, PyVersion};
 use crate::frames::dwarf::Structs;
 use crate::frames::layout::{DebugOffsets, DebugOffsetsError, Layout};
 use procfs::process::Process;
@@ -260,10 +260,14 @@ fn choose_layout(
 ) -> Result<(Layout, OffsetSource), FindError> {
     let memory = |source| FindError::Memory { pid, source };
     let own = debug.and_then(|debug| debug.layout().ok());
-    let table = Layout::of_minor(version.minor).ok();
+    let build = Build {
+        minor: version.minor,
+        free_threaded: debug.is_some_and(|debug| debug.free_threaded),
+    };
+    let table = Layout::of(build).ok();
     let dwarf = || {
         Structs::read(&module.elf)
-            .and_then(|structs| structs.layout(version.minor))
+            .and_then(|structs| structs.layout(build))
             .ok()
     };
     let sources: [(OffsetSource, &dyn Fn() -> Option<Layout>); 3] = [
