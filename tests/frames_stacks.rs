@@ -65,10 +65,7 @@ impl Walker<'_> {
     /// Where the thread's own copy of the bytecode begins, if it has one.
     fn copy_of_bytecode(&self, frame: u64, code: u64) -> Option<u64> {
         let layout = &self.found.layout;
-        let index = self
-            .mem
-            .read_u32(RemoteAddr(frame + layout.frame.tlbc_index?))
-            .unwrap();
+        let index = self.mem.read_u32(RemoteAddr(frame + layout.frame.tlbc_index?)).unwrap();
         let copies = self.word(code, layout.code.tlbc?);
         (index != 0).then(|| self.word(copies, 8 + 8 * u64::from(index)))
     }
@@ -86,7 +83,9 @@ impl Walker<'_> {
                 .frame
                 .owner
                 .map(|at| self.mem.read_array::<1>(RemoteAddr(frame + at)).unwrap()[0]);
-            let is_own = owner.zip(layout.frame.owner_c_stack).is_some_and(|(owner, least)| owner >= least);
+            let is_own = owner
+                .zip(layout.frame.owner_c_stack)
+                .is_some_and(|(owner, least)| owner >= least);
             if !is_own {
                 let code = FrameLayout::untagged(self.word(frame, layout.frame.code));
                 let info = CodeInfo::read(&self.mem, RemoteAddr(code), layout).unwrap();

@@ -595,7 +595,10 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
     } else {
         "PyThreadState_GetUnchecked"
     };
-    let current_tstate = need(symbols.current_thread_state, getter)?;
+    let current_tstate = match interpreter.own_state {
+        Some(_) => RemoteAddr::NULL,
+        None => need(symbols.current_thread_state, getter)?,
+    };
     let table = interpreter
         .layout
         .runtime
@@ -682,7 +685,8 @@ fn py_layout(interpreter: &Interpreter) -> PyLayout {
         tstate_state: maybe(thread.state),
         frame_tlbc_index: maybe(frame.tlbc_index),
         code_tlbc: maybe(code.tlbc),
-        own_tstate: PyLayout::ABSENT,
+        // A distance of -1 would not be aligned, so it is none.
+        own_tstate: interpreter.own_state.map_or(PyLayout::ABSENT, i32::cast_unsigned),
     }
 }
 

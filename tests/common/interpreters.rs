@@ -97,10 +97,7 @@ fn listed() -> Vec<Interpreter> {
         );
     }
     for name in ["many-3.13t", "many-3.14t", "musl-3.12", "musl-3.14t", "hidden-3.12"] {
-        add(
-            name.to_owned(),
-            root.join(format!("target/interpreters/{name}/python")),
-        );
+        add(name.to_owned(), root.join(format!("target/interpreters/{name}/python")));
     }
     add("deb-3.11".to_owned(), PathBuf::from("/usr/bin/python3.11"));
     if list.is_empty() {
