@@ -26,8 +26,14 @@ const MINORS: [&str; 9] = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", 
 /// All supported CPythons by name, in the order given; never empty unless there is none at all.
 pub fn named() -> Vec<Interpreter> {
     let mut list = listed();
-    list.retain(|i| i.name != "pypy3");
+    // The hidden ones cannot load extension modules, which most targets need.
+    list.retain(|i| i.name != "pypy3" && !i.name.starts_with("hidden-"));
     list
+}
+
+/// An interpreter without any symbol, if there is one.
+pub fn hidden() -> Option<Interpreter> {
+    listed().into_iter().find(|i| i.name.starts_with("hidden-"))
 }
 
 /// One for each of the wanted minor versions or names that is there, for tests that need not run on every build.
