@@ -25,7 +25,8 @@ const MAX_LINK_BYTES: u64 = 4096;
 
 /// Opens the separate debug file of `module`, which is mapped into process `pid`; `None` if there is none that belongs to
 /// it.
-pub(super) fn find(module: &Module, pid: i32) -> Option<ElfFile> {
+#[must_use]
+pub fn find(module: &Module, pid: i32) -> Option<ElfFile> {
     let id = module.elf.build_id()?;
     let mut names = Vec::new();
     if let (Some(first), Some(rest)) = (id.get(..2), id.get(2..)) {
@@ -55,20 +56,26 @@ fn debug_link(file: &ElfFile) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Where the offsets of `build` with this build id are kept.
-fn cache_path(id: &str, build: Build) -> Option<PathBuf> {
+/// The folder in which offsets are kept; `None` where there is no home.
+#[must_use]
+pub fn cache_folder() -> Option<PathBuf> {
     let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    let folder = folder.filter(|path| path.is_absolute()).or_else(home)?;
-    Some(folder.join("pyheap").join(format!("{id}-{build}")))
+    Some(folder.filter(|path| path.is_absolute()).or_else(home)?.join("pyheap"))
 }
 
-/// The layout that was kept for this build id.
-pub(super) fn cached(elf: &ElfFile, build: Build) -> Option<Layout> {
+/// Where the offsets of `build` with the build id of `elf` are kept in `folder`.
+fn cache_path(folder: &Path, elf: &ElfFile, build: Build) -> Option<PathBuf> {
+    Some(folder.join(format!("{}-{build}", elf.build_id()?)))
+}
+
+/// The layout that was kept in `folder` for this build id.
+#[must_use]
+pub fn cached(folder: &Path, elf: &ElfFile, build: Build) -> Option<Layout> {
     let file = std::fs::File::options()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(cache_path(&elf.build_id()?, build)?)
+        .open(cache_path(folder, elf, build)?)
         .ok()?;
     let facts = file.metadata().ok()?;
     let is_ours = facts.is_file() && facts.uid() == nix::unistd::geteuid().as_raw() && facts.mode() & 0o022 == 0;
@@ -86,8 +93,13 @@ pub(super) fn cached(elf: &ElfFile, build: Build) -> Option<Layout> {
     Layout::from_lookup(build, |name| offsets.get(name).copied()).ok()
 }
 
-/// Makes a layout by `lookup` and keeps what it was made of for [`cached`], if that works.
-pub(super) fn keep(elf: &ElfFile, build: Build, lookup: impl Fn(&str) -> Option<u64>) -> Option<Layout> {
+/// Makes a layout by `lookup` and keeps what it was made of in `folder` for [`cached`], if that works.
+pub fn keep(
+    folder: Option<&Path>,
+    elf: &ElfFile,
+    build: Build,
+    lookup: impl Fn(&str) -> Option<u64>,
+) -> Option<Layout> {
     let text = RefCell::new(String::new());
     let layout = Layout::from_lookup(build, |name| {
         let offset = lookup(name)?;
@@ -95,9 +107,9 @@ pub(super) fn keep(elf: &ElfFile, build: Build, lookup: impl Fn(&str) -> Option<
         Some(offset)
     });
     let layout = layout.ok()?;
-    let _ = elf.build_id().and_then(|id| {
-        let path = cache_path(&id, build)?;
-        std::fs::create_dir_all(path.parent()?).ok()?;
+    let _ = folder.and_then(|folder| {
+        let path = cache_path(folder, elf, build)?;
+        std::fs::create_dir_all(folder).ok()?;
         // Whole or not at all, and under a name of our own until then.
         let fresh = path.with_extension(format!("{}.new", std::process::id()));
         let mut file = std::fs::File::options()

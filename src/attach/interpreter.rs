@@ -335,13 +335,14 @@ fn choose_layout(
         free_threaded: debug.is_some_and(|debug| debug.free_threaded),
     };
     let table = Layout::of(build).ok();
+    let folder = debug_file::cache_folder();
     let read = |elf: &ElfFile| {
         let structs = Structs::read(elf).ok()?;
-        debug_file::keep(&module.elf, build, |name| structs.offset(name))
+        debug_file::keep(folder.as_deref(), &module.elf, build, |name| structs.offset(name))
     };
     let dwarf = || read(&module.elf);
     let separate = || read(&debug_file::find(module, pid)?);
-    let kept = || debug_file::cached(&module.elf, build);
+    let kept = || debug_file::cached(folder.as_deref()?, &module.elf, build);
     let sources: [(OffsetSource, &dyn Fn() -> Option<Layout>); 5] = [
         (OffsetSource::DebugOffsets, &|| own),
         (OffsetSource::Table, &|| table),

@@ -60,7 +60,7 @@ pub(super) fn distance(mem: &impl RemoteMemory, runtime: RemoteAddr, layout: &La
             i32::try_from(FIRST_VALUES + u64::from(key) * VALUE_BYTES + 8).ok()
         });
         by_key.filter(|&distance| fits(distance)).or_else(|| {
-            let size = module.is_program.then(|| module.elf.tls_bytes)?;
+            let size = module.is_program.then_some(module.elf.tls_bytes)?;
             let size = i32::try_from(size.min(MAX_TLS_BYTES).next_multiple_of(8)).ok()?;
             (1..=size / 8).map(|n| -8 * n).find(|&distance| fits(distance))
         })

@@ -19,7 +19,7 @@ import threading
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from protocol import Commands, ready, say  # noqa: E402
 
-HDR = sys.getsizeof(b"")
+HDR = sys.getsizeof(b"", 33)
 HERE = os.path.abspath(__file__)
 KEEP = {}
 SIZES = {}

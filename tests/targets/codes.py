@@ -23,7 +23,7 @@ from protocol import Commands, ready, say  # noqa: E402
 KEPT = []
 SIZE = 8192
 ODD_SIZE = 400000
-HDR = sys.getsizeof(b"")
+HDR = sys.getsizeof(b"", 33)
 
 
 def short(n):
