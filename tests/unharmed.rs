@@ -10,9 +10,9 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-/// Both ways an interpreter is built, both ways allocators are installed (up to 3.11, from 3.12), the oldest, the newest.
+/// Both ways an interpreter is built, both ways allocators are installed (up to 3.11, from 3.12), both C libraries.
 fn representative() -> Vec<Interpreter> {
-    interpreters::some(&["pyenv-3.8", "3.10", "deb-3.11", "3.12", "3.13"])
+    interpreters::some(&["pyenv-3.8", "3.10", "deb-3.11", "3.12", "3.13", "musl-3.12"])
 }
 
 fn calls(interpreter: &Interpreter) -> Vec<String> {

@@ -236,7 +236,10 @@ pub fn examine_module(
     let section = module.elf.section(".PyRuntime").map(|section| section.address);
     let named = symbols.get("_PyRuntime").map(|s| s.address).or(section);
     let runtime = named.map(|address| module.remote(address));
-    let Some(runtime) = runtime.or_else(|| by_cookie(&module, mem)) else {
+    // Not in every library of every process: that could be much to read.
+    let may_hide = is_program || file.name().contains("python");
+    let hidden = || may_hide.then(|| by_cookie(&module, mem)).flatten();
+    let Some(runtime) = runtime.or_else(hidden) else {
         return match symbols.contains_key("Py_GetVersion") {
             true => {
                 let is_old = |v: &PyVersion| (v.major, v.minor) < (3, 7);
