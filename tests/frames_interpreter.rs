@@ -5,7 +5,7 @@ mod common;
 use common::interpreters::{self, Python};
 use common::python::Running;
 use pyheap::attach::interpreter::{self, OffsetSource, Phase};
-use pyheap::frames::Layout;
+use pyheap::frames::{Build, Layout};
 use pyheap_injector::{ProcessMemory, RemoteMemory};
 
 fn idle(python: &Python) -> Running {
@@ -21,9 +21,9 @@ fn every_supported_python_is_found_and_validated() {
         let at = python.path.display();
         let found = interpreter::find(target.pid()).unwrap_or_else(|e| panic!("{at}: {}", chain(&e)));
         assert_eq!(found.version.to_string(), python.version_text(), "{at}");
-        assert_eq!(found.layout, Layout::of_minor(python.minor()).unwrap(), "{at}");
+        assert_eq!(found.layout, Layout::of(python.build()).unwrap(), "{at}");
         let expected = match python.minor() {
-            13 => OffsetSource::DebugOffsets,
+            13.. => OffsetSource::DebugOffsets,
             _ => OffsetSource::Table,
         };
         assert_eq!(found.offset_source, expected, "{at}");
@@ -71,12 +71,12 @@ fn a_wrong_layout_does_not_validate() {
         let target = idle(&python);
         let found = interpreter::find(target.pid()).unwrap();
         let mem = ProcessMemory::new(target.pid());
-        for minor in 8..=13 {
-            let layout = Layout::of_minor(minor).unwrap();
+        for build in Build::all() {
+            let layout = Layout::of(build).unwrap();
             let fits = layout.validate(&mem, found.runtime).is_ok();
             // 3.9 and 3.10 differ only in what a line table means and where f_lasti is, which no structure tells.
-            let same = minor == python.minor() || [minor, python.minor()].iter().all(|m| [9, 10].contains(m));
-            assert_eq!(fits, same, "layout of 3.{minor} on {}", python.path.display());
+            let same = build == python.build() || [build, python.build()].iter().all(|b| [9, 10].contains(&b.minor));
+            assert_eq!(fits, same, "layout of {build} on {}", python.path.display());
         }
     }
 }

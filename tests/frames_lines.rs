@@ -123,7 +123,8 @@ fn read_from_a_copy(mem: &ProcessMemory, address: RemoteAddr, layout: &Layout) -
         let length = mem
             .read_u64(string.checked_add(layout.unicode.length).unwrap())
             .unwrap();
-        let (kind, compact, ascii) = (state >> 2 & 7, state >> 5 & 1 == 1, state >> 6 & 1 == 1);
+        let bits = state >> layout.unicode.kind_bit;
+        let (kind, compact, ascii) = (bits & 7, bits >> 3 & 1 == 1, bits >> 4 & 1 == 1);
         let header = if compact && ascii {
             layout.unicode.ascii_data
         } else {

@@ -210,7 +210,7 @@ fn a_python_that_starts_up_is_refused() {
 fn other_versions_are_refused_by_name() {
     let others: Vec<_> = interpreters::all()
         .into_iter()
-        .filter(|p| !(8..=13).contains(&p.minor()))
+        .filter(|p| !pyheap::frames::SUPPORTED_MINORS.contains(&p.minor()))
         .collect();
     if others.is_empty() {
         eprintln!("skipped: no unsupported Python here");
@@ -219,10 +219,10 @@ fn other_versions_are_refused_by_name() {
         let mut target = Running::start(&python, "idle.py", &[]);
         target.lines_until("ready");
         let refusal = refusal(target.pid());
-        let end = if python.minor() > 13 {
-            "is not supported yet: 3.8 to 3.13 are"
+        let end = if python.minor() > 15 {
+            "is not supported yet: 3.7 to 3.15 are"
         } else {
-            "is not supported: 3.8 to 3.13 are"
+            "is not supported: 3.7 to 3.15 are"
         };
         assert_eq!(refusal.to_string(), format!("Python {} {end}", python.version_text()));
         assert_eq!(refusal.exit_code(), 5);

@@ -6,7 +6,7 @@ mod common;
 use common::interpreters::{self, Python};
 use common::python::Running;
 use pyheap::attach::interpreter::{self, Interpreter};
-use pyheap::frames::layout::TopFrame;
+use pyheap::frames::layout::{FrameLayout, TopFrame};
 use pyheap::frames::{CodeInfo, resolve};
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
 use std::collections::HashMap;
@@ -55,10 +55,19 @@ impl Walker<'_> {
                 .unwrap()
                 .cast_signed(),
             Some(start) => {
-                let distance = self.word(frame, layout.frame.instr).wrapping_sub(code + start);
+                let start = self.copy_of_bytecode(frame, code).unwrap_or(code + start);
+                let distance = self.word(frame, layout.frame.instr).wrapping_sub(start);
                 i32::try_from(distance.cast_signed()).unwrap()
             }
         }
+    }
+
+    /// Where the thread's own copy of the bytecode begins, if it has one.
+    fn copy_of_bytecode(&self, frame: u64, code: u64) -> Option<u64> {
+        let layout = &self.found.layout;
+        let index = self.mem.read_u32(RemoteAddr(frame + layout.frame.tlbc_index?)).unwrap();
+        let copies = self.word(code, layout.code.tlbc?);
+        (index != 0).then(|| self.word(copies, 8 + 8 * u64::from(index)))
     }
 
     fn stack(&self, thread: u64) -> Stack {
@@ -74,8 +83,11 @@ impl Walker<'_> {
                 .frame
                 .owner
                 .map(|at| self.mem.read_array::<1>(RemoteAddr(frame + at)).unwrap()[0]);
-            if owner.is_none() || owner != layout.frame.owner_c_stack {
-                let code = self.word(frame, layout.frame.code);
+            let is_own = owner
+                .zip(layout.frame.owner_c_stack)
+                .is_some_and(|(owner, least)| owner >= least);
+            if !is_own {
+                let code = FrameLayout::untagged(self.word(frame, layout.frame.code));
                 let info = CodeInfo::read(&self.mem, RemoteAddr(code), layout).unwrap();
                 if let Some(resolved) = resolve(&info, self.raw_instr(frame, code), innermost) {
                     stack.push((code, resolved.line));

@@ -145,7 +145,7 @@ pub struct Doubled {
 pub struct PyLayout {
     /// `(minor << 8) | micro` of the interpreter.
     pub version: u32,
-    /// [`PyLayout::WALK_FRAME_OBJECTS`] (<= 3.10), [`PyLayout::WALK_CFRAME`] (3.11, 3.12) or [`PyLayout::WALK_CURRENT`] (3.13).
+    /// [`PyLayout::WALK_FRAME_OBJECTS`] (<= 3.10), [`PyLayout::WALK_CFRAME`] (3.11, 3.12) or [`PyLayout::WALK_CURRENT`] (3.13 on).
     pub walk: u32,
     /// `PyThreadState.thread_id`
     pub tstate_thread_id: u32,
@@ -195,8 +195,17 @@ pub struct PyLayout {
     pub var_size: u32,
     /// `PyBytesObject.ob_sval`
     pub bytes_data: u32,
+    /// `PyThreadState.state` (3.14 on, without the GIL): 1 while the thread may touch objects.
+    pub tstate_state: u32,
+    /// `_PyInterpreterFrame.tlbc_index` (i32; 3.14 on, without the GIL): which copy of the bytecode it runs.
+    pub frame_tlbc_index: u32,
+    /// `PyCodeObject.co_tlbc` (3.14 on, without the GIL): pointer to the copies, first their number, then an address each.
+    pub code_tlbc: u32,
+    /// Distance (i32) from the thread pointer to where a thread keeps the address of its `PyThreadState`, for interpreters
+    /// whose functions have no names.
+    pub own_tstate: u32,
 }
-const _: () = assert!(size_of::<PyLayout>() == 26 * 4);
+const _: () = assert!(size_of::<PyLayout>() == 30 * 4);
 
 impl PyLayout {
     /// A field that this version does not have.
@@ -247,7 +256,8 @@ pub struct Config {
     pub get_allocator: u64,
     /// `PyMem_SetAllocator`, where `allocators` is 0.
     pub set_allocator: u64,
-    /// Function without arguments that gives the current thread state (`_PyThreadState_UncheckedGet` …).
+    /// Function without arguments that gives the current thread state (`_PyThreadState_UncheckedGet` …), or 0, see
+    /// [`PyLayout::own_tstate`].
     pub current_tstate: u64,
     /// `PyGILState_GetThisThreadState`, or 0.
     pub gilstate_tstate: u64,
@@ -264,7 +274,7 @@ pub struct Config {
     /// Offsets for the frame walk.
     pub layout: PyLayout,
 }
-const _: () = assert!(size_of::<Config>() == 21 * 8 + 8 + 104);
+const _: () = assert!(size_of::<Config>() == 21 * 8 + 8 + 120);
 
 /// Counted by the shim, under its lock unless said otherwise. All only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -393,7 +403,7 @@ pub struct Control {
     /// Keeps what follows aligned.
     pub config: Config,
     /// Nothing; makes the struct whole pages together with what follows.
-    pub reserved7: [u64; 13],
+    pub reserved7: [u64; 11],
     /// Per-thread slots.
     pub slots: [Slot; SLOTS],
     /// Heads of the live table's chains: entry index + 1, 0 = empty. Doubles as the filter of `free`.
@@ -403,7 +413,7 @@ pub struct Control {
 }
 
 const CONTROL_HEAD: usize =
-    64 * 6 + size_of::<Counters>() + 8 + DEFERRED * 8 + size_of::<Config>() + 13 * 8 + SLOTS * 64 + BUCKETS * 4;
+    64 * 6 + size_of::<Counters>() + 8 + DEFERRED * 8 + size_of::<Config>() + 11 * 8 + SLOTS * 64 + BUCKETS * 4;
 const CONTROL_FILL: usize = (CONTROL_HEAD.next_multiple_of(4096) - CONTROL_HEAD) / 8;
 const _: () = assert!(size_of::<Control>().is_multiple_of(4096));
 const _: () = assert!(core::mem::offset_of!(Control, slots).is_multiple_of(64));

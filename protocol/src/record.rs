@@ -29,6 +29,8 @@ pub const MAX_WALK: usize = 65_536;
 pub const MAX_STRING_BYTES: usize = 16 * 1024 + 128;
 /// Most bytes of a line table that are copied.
 pub const MAX_LINETABLE_BYTES: usize = 64 * 1024;
+/// In place of a frame's instruction: it could not be told. (No code object is so long.)
+pub const UNKNOWN_INSTRUCTION: i32 = i32::MAX;
 /// Most segments in a [`Code`] record.
 pub const MAX_SEGMENTS: usize = 8;
 /// Upper bound for any record's length.

@@ -10,7 +10,7 @@ use crate::state::{config, control, count, layout};
 use core::sync::atomic::Ordering;
 use pyheap_protocol::PyLayout;
 use pyheap_protocol::record::{
-    Code, Head, MAX_FRAMES, MAX_LINETABLE_BYTES, MAX_STRING_BYTES, MAX_WALK, Segment, Stack, kind,
+    Code, Head, MAX_FRAMES, MAX_LINETABLE_BYTES, MAX_STRING_BYTES, MAX_WALK, Segment, Stack, UNKNOWN_INSTRUCTION, kind,
 };
 use pyheap_protocol::table::{KnownCode, KnownStack};
 
@@ -39,6 +39,15 @@ unsafe fn peek<T: Copy>(base: u64, offset: u64) -> T {
 
 /// The current thread's state, or the one it has put aside while it runs without the GIL; 0 if it has none.
 fn thread_state(thread: u64) -> u64 {
+    let own = layout!(own_tstate) as u32;
+    if own != PyLayout::ABSENT {
+        // SAFETY: the host has found that every thread of the interpreter keeps its state at this distance: in its control
+        // block or in the program's own thread-local storage, which all threads have.
+        let state = unsafe { peek::<u64>(thread, i64::from(own as i32) as u64) };
+        // SAFETY: a thread state that is noted there is alive: its end takes it out first.
+        let is_own = plausible(state) && unsafe { peek::<u64>(state, layout!(tstate_thread_id)) } == thread;
+        return if is_own { state } else { 0 };
+    }
     let mut functions = [config!(current_tstate), config!(gilstate_tstate)].into_iter();
     functions
         .find_map(|function| {
@@ -80,6 +89,44 @@ fn scratch(at: usize) -> *mut u64 {
     (config!(scratch) as *mut u64).wrapping_add(at % MAX_FRAMES)
 }
 
+/// Where the bytecode begins that `frame` runs: within its code object, or, for the threads that have copies of their own, in
+/// that copy. `None` where that cannot be told.
+///
+/// # Safety
+/// `state` is the calling thread's own, `frame` one of its frames, not the interpreter's own, and `code` its code object.
+unsafe fn bytecode(state: u64, frame: u64, code: u64) -> Option<u64> {
+    const ATTACHED: i32 = 1;
+    let common = code.wrapping_add(layout!(code_instructions));
+    if layout!(code_tlbc) == u64::from(PyLayout::ABSENT) {
+        return Some(common);
+    }
+    // SAFETY: fields of the frame and of the thread state.
+    let (index, attached) = unsafe {
+        (
+            peek::<i32>(frame, layout!(frame_tlbc_index)),
+            peek::<i32>(state, layout!(tstate_state)) == ATTACHED,
+        )
+    };
+    if index == 0 {
+        return Some(common);
+    }
+    // The array of copies is replaced when it grows, and the old one is freed when no thread that is attached can still
+    // see it: one that has let go of the interpreter must not look.
+    if !attached {
+        return None;
+    }
+    // SAFETY: the code object is alive, and the array is while this thread is attached.
+    let copies = unsafe { peek::<u64>(code, layout!(code_tlbc)) };
+    if !plausible(copies) || index < 0 {
+        return None;
+    }
+    // SAFETY: as above; the array begins with the number of its entries.
+    let count = unsafe { peek::<u64>(copies, 0) };
+    // SAFETY: `index` is below that number.
+    let start = (u64::from(index as u32) < count).then(|| unsafe { peek::<u64>(copies, 8 + 8 * index as u64) })?;
+    mappable(start).then_some(start)
+}
+
 /// Walks the calling thread's frames into the scratch area, innermost first, and announces code objects not seen before.
 /// A stack deeper than [`MAX_FRAMES`] keeps its inner and its outer half.
 fn walk(thread: u64) -> Option<Walk> {
@@ -112,8 +159,8 @@ fn walk(thread: u64) -> Option<Walk> {
                     unsafe { peek::<i32>(frame, layout!(frame_instr)) }
                 } else {
                     // SAFETY: as above.
-                    let at = unsafe { peek::<u64>(frame, layout!(frame_instr)) };
-                    at.wrapping_sub(code).wrapping_sub(layout!(code_instructions)) as i32
+                    let (at, start) = unsafe { (peek::<u64>(frame, layout!(frame_instr)), bytecode(state, frame, code)) };
+                    start.map_or(UNKNOWN_INSTRUCTION, |start| at.wrapping_sub(start) as i32)
                 };
                 let id = code_id(code)?;
                 let packed = id << 32 | u64::from(instruction as u32);
@@ -179,10 +226,15 @@ unsafe fn fingerprint(code: u64) -> u64 {
         add(lines);
         add(u64::from(peek::<u32>(code, layout!(code_firstlineno))));
         let version = layout!(code_version);
-        if version != u64::from(PyLayout::ABSENT) {
-            add(u64::from(peek::<u32>(code, version)));
+        let number = if version == u64::from(PyLayout::ABSENT) {
+            0
         } else {
-            // Without a version number the names themselves tell: `code.replace` and generated code make objects that
+            peek::<u32>(code, version)
+        };
+        if number != 0 {
+            add(u64::from(number));
+        } else {
+            // Without a version number (they run out after 2^32 code objects) the names themselves tell: `code.replace` and generated code make objects that
             // agree in all addresses.
             add(string_hash(name));
             add(string_hash(peek(code, layout!(code_filename))));

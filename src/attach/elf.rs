@@ -1,15 +1,17 @@
 //! Reads what is needed of a mapped ELF file: segments, a few sections, a few symbols.
 //!
 //! The file belongs to the target, and may be anything. Only pieces of it are read, each up to a named cap, and never
-//! the whole: an interpreter with debug information is 30 MB and more. What it refuses to do: 32-bit and big-endian
-//! files, and files without section headers.
+//! the whole: an interpreter with debug information is 30 MB and more. Where the file cannot be had any more, the loaded
+//! parts in memory tell what the loader needs, which is all but sections ([`ElfFile::in_memory`]). What it refuses to do:
+//! 32-bit and big-endian files.
 
 use crate::frames::PyVersion;
 use goblin::container::{Container, Ctx, Endian};
-use goblin::elf::program_header::{PF_W, PF_X, PT_LOAD, ProgramHeader};
+use goblin::elf::program_header::{PF_W, PF_X, PT_DYNAMIC, PT_LOAD, PT_TLS, ProgramHeader};
 use goblin::elf::section_header::{SHF_COMPRESSED, SHT_NOBITS, SectionHeader};
 use goblin::elf::sym::{STT_FUNC, STT_OBJECT, Symtab, st_type};
 use goblin::elf::{Elf, header};
+use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -41,6 +43,9 @@ pub enum ElfError {
     /// The file cannot be read.
     #[error("the file cannot be read")]
     Io(#[from] io::Error),
+    /// The loaded parts cannot be read.
+    #[error("the loaded parts of the file cannot be read")]
+    Memory(#[from] pyheap_injector::MemoryError),
     /// It is no ELF file.
     #[error("the file is no ELF file")]
     NotElf,
@@ -106,8 +111,13 @@ pub struct Symbol {
 /// An ELF file, 64-bit, little-endian.
 #[derive(Debug)]
 pub struct ElfFile {
-    file: File,
+    /// `None` for one that was found in memory.
+    file: Option<File>,
     len: u64,
+    /// Of one that was found in memory: the dynamic symbol table and its strings.
+    dynamic: Option<(Vec<u8>, Vec<u8>)>,
+    /// How much of each thread's local storage belongs to it, rounded up as the loader does; 0 for none.
+    pub tls_bytes: u64,
     /// Linked for any address (a PIE or a shared library), else for a fixed one.
     pub position_independent: bool,
     /// The parts in memory, in the file's order.
@@ -145,6 +155,7 @@ impl ElfFile {
         let bytes = read(header.e_phoff, count * ProgramHeader::size(CTX))?;
         let headers = ProgramHeader::parse(&bytes, 0, count, CTX).map_err(|_| ElfError::Damaged("the segments"))?;
         let segments = headers.iter().filter(|h| h.p_type == PT_LOAD).map(segment).collect();
+        let tls_bytes = tls_bytes(&headers);
 
         let count = usize::from(header.e_shnum);
         let bytes = read(header.e_shoff, count * SectionHeader::size(CTX))?;
@@ -165,8 +176,68 @@ impl ElfFile {
             position_independent: header.e_type != header::ET_EXEC,
             segments,
             sections,
-            file,
+            file: Some(file),
+            dynamic: None,
+            tls_bytes,
         })
+    }
+
+    /// Reads the headers of a file that is loaded at `base`, out of the process's memory, with its load bias. There are no
+    /// sections then, and no symbols but the exported ones.
+    ///
+    /// # Errors
+    /// When the memory cannot be read, or is no ELF file for this kind of machine.
+    pub fn in_memory(mem: &ProcessMemory, base: u64) -> Result<(Self, u64), ElfError> {
+        let read = |at: u64, len: usize| mem.read_vec(RemoteAddr(at), len);
+        let ident = read(base, header::header64::SIZEOF_EHDR)?;
+        if !ident.starts_with(header::ELFMAG) {
+            return Err(ElfError::NotElf);
+        }
+        if ident.get(header::EI_CLASS) != Some(&header::ELFCLASS64)
+            || ident.get(header::EI_DATA) != Some(&header::ELFDATA2LSB)
+        {
+            return Err(ElfError::OtherMachine);
+        }
+        let header = Elf::parse_header(&ident).map_err(|_| ElfError::Damaged("the header"))?;
+        if header.e_phnum > MAX_SEGMENTS {
+            return Err(ElfError::Damaged("too many segments"));
+        }
+        let count = usize::from(header.e_phnum);
+        let bytes = read(base.wrapping_add(header.e_phoff), count * ProgramHeader::size(CTX))?;
+        let headers = ProgramHeader::parse(&bytes, 0, count, CTX).map_err(|_| ElfError::Damaged("the segments"))?;
+        let segments: Vec<Segment> = headers.iter().filter(|h| h.p_type == PT_LOAD).map(segment).collect();
+        let first = segments
+            .iter()
+            .find(|segment| segment.file_offset == 0)
+            .ok_or(ElfError::Damaged("the segments"))?;
+        let bias = base.wrapping_sub(first.address);
+        let dynamic = headers
+            .iter()
+            .find(|h| h.p_type == PT_DYNAMIC)
+            .map(|h| dynamic_symbols(mem, h.p_vaddr.wrapping_add(bias), bias))
+            .transpose()?;
+        let file = Self {
+            file: None,
+            len: 0,
+            dynamic,
+            tls_bytes: tls_bytes(&headers),
+            position_independent: header.e_type != header::ET_EXEC,
+            segments,
+            sections: Vec::new(),
+        };
+        Ok((file, bias))
+    }
+
+    /// The build id in hex, by which a file is known to be the same; `None` when it has none.
+    #[must_use]
+    pub fn build_id(&self) -> Option<String> {
+        const MAX_NOTE_BYTES: u64 = 4096;
+        /// Lengths of name and content, type, the name `GNU`.
+        const HEAD: usize = 16;
+        let note = self.section_bytes(".note.gnu.build-id", MAX_NOTE_BYTES).ok()??;
+        let len = note.get(4..8)?.try_into().map(u32::from_le_bytes).ok()?;
+        let id = note.get(HEAD..HEAD.checked_add(usize::try_from(len).ok()?)?)?;
+        (id.len() >= 8).then(|| id.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// The section `name`.
@@ -193,8 +264,9 @@ impl ElfFile {
             let len = section.size;
             return Err(ElfError::TooLarge { what, len });
         }
+        let Some(file) = &self.file else { return Ok(None) };
         let mut bytes = vec![0; usize::try_from(section.size).unwrap_or(0)];
-        self.file.read_exact_at(&mut bytes, offset)?;
+        file.read_exact_at(&mut bytes, offset)?;
         Ok(Some(bytes))
     }
 
@@ -203,11 +275,11 @@ impl ElfFile {
     /// # Errors
     /// When they cannot be read.
     pub fn first_page(&self) -> Result<Option<(u64, Vec<u8>)>, ElfError> {
-        let Some(first) = self.segments.iter().find(|s| !s.writable) else {
+        let (Some(file), Some(first)) = (&self.file, self.segments.iter().find(|s| !s.writable)) else {
             return Ok(None);
         };
         let mut bytes = vec![0; usize::try_from(first.file_size.min(4096)).unwrap_or(0)];
-        self.file.read_exact_at(&mut bytes, first.file_offset)?;
+        file.read_exact_at(&mut bytes, first.file_offset)?;
         Ok(Some((first.address, bytes)))
     }
 
@@ -217,6 +289,10 @@ impl ElfFile {
     /// When a symbol table is damaged or too large.
     pub fn symbols(&self, wanted: &[&'static str]) -> Result<HashMap<&'static str, Symbol>, ElfError> {
         let mut found = HashMap::new();
+        if let Some((table, names)) = &self.dynamic {
+            symbols_in(table, names, true, wanted, &mut found)?;
+            return Ok(found);
+        }
         self.symbols_of(".dynsym", ".dynstr", true, wanted, &mut found)?;
         if wanted.iter().any(|name| !found.contains_key(name)) {
             self.symbols_of(".symtab", ".strtab", false, wanted, &mut found)?;
@@ -238,32 +314,118 @@ impl ElfFile {
         ) else {
             return Ok(());
         };
-        let count = table.len() / usize::try_from(SYMBOL_BYTES).unwrap_or(usize::MAX);
-        let symbols = Symtab::parse(&table, 0, count, CTX).map_err(|_| ElfError::Damaged("a symbol table"))?;
-        let wanted: HashMap<&[u8], &'static str> = wanted.iter().map(|name| (name.as_bytes(), *name)).collect();
-        for symbol in symbols.iter() {
-            let kind = st_type(symbol.st_info);
-            if symbol.st_shndx == 0 || !matches!(kind, STT_FUNC | STT_OBJECT) {
-                continue;
-            }
-            let tail = names.get(symbol.st_name..).unwrap_or_default();
-            let mut characters = tail.iter().take(MAX_SYMBOL_BYTES);
-            let Some(len) = characters.position(|byte| *byte == 0) else {
-                continue;
-            };
-            let name = tail.get(..len).unwrap_or_default();
-            let Some(&name) = wanted.get(without_lto_suffix(name)) else {
-                continue;
-            };
-            found.entry(name).or_insert(Symbol {
-                address: symbol.st_value,
-                size: symbol.st_size,
-                exported,
-                function: kind == STT_FUNC,
-            });
-        }
-        Ok(())
+        symbols_in(&table, &names, exported, wanted, found)
     }
+}
+
+/// Adds those of the symbols in `table` that are wanted and not found yet.
+fn symbols_in(
+    table: &[u8],
+    names: &[u8],
+    exported: bool,
+    wanted: &[&'static str],
+    found: &mut HashMap<&'static str, Symbol>,
+) -> Result<(), ElfError> {
+    let count = table.len() / usize::try_from(SYMBOL_BYTES).unwrap_or(usize::MAX);
+    let symbols = Symtab::parse(table, 0, count, CTX).map_err(|_| ElfError::Damaged("a symbol table"))?;
+    let wanted: HashMap<&[u8], &'static str> = wanted.iter().map(|name| (name.as_bytes(), *name)).collect();
+    for symbol in symbols.iter() {
+        let kind = st_type(symbol.st_info);
+        if symbol.st_shndx == 0 || !matches!(kind, STT_FUNC | STT_OBJECT) {
+            continue;
+        }
+        let tail = names.get(symbol.st_name..).unwrap_or_default();
+        let mut characters = tail.iter().take(MAX_SYMBOL_BYTES);
+        let Some(len) = characters.position(|byte| *byte == 0) else {
+            continue;
+        };
+        let name = tail.get(..len).unwrap_or_default();
+        let Some(&name) = wanted.get(without_lto_suffix(name)) else {
+            continue;
+        };
+        found.entry(name).or_insert(Symbol {
+            address: symbol.st_value,
+            size: symbol.st_size,
+            exported,
+            function: kind == STT_FUNC,
+        });
+    }
+    Ok(())
+}
+
+/// The size of the thread-local storage, as far below the thread pointer as a program's begins.
+fn tls_bytes(headers: &[ProgramHeader]) -> u64 {
+    headers.iter().find(|h| h.p_type == PT_TLS).map_or(0, |h| {
+        let align = h.p_align.clamp(1, 4096);
+        h.p_memsz.checked_next_multiple_of(align).unwrap_or(0)
+    })
+}
+
+/// The dynamic symbol table and its strings, by the dynamic section at `at`.
+fn dynamic_symbols(mem: &ProcessMemory, at: u64, bias: u64) -> Result<(Vec<u8>, Vec<u8>), ElfError> {
+    /// No dynamic section has more entries.
+    const MAX_ENTRIES: usize = 512;
+    const DT_HASH: u64 = 4;
+    const DT_STRTAB: u64 = 5;
+    const DT_SYMTAB: u64 = 6;
+    const DT_STRSZ: u64 = 10;
+    const DT_GNU_HASH: u64 = 0x6fff_fef5;
+    let damaged = || ElfError::Damaged("the dynamic section");
+    let mut values = HashMap::new();
+    for number in 0..MAX_ENTRIES as u64 {
+        let entry = RemoteAddr(at.wrapping_add(number * 16));
+        let tag = mem.read_u64(entry)?;
+        if tag == 0 {
+            break;
+        }
+        values.insert(tag, mem.read_u64(entry.checked_add(8).ok_or_else(damaged)?)?);
+    }
+    // glibc's loader adds the bias in place, musl's does not.
+    let address = |tag: u64| {
+        let value = *values.get(&tag)?;
+        Some(if value < bias { value.wrapping_add(bias) } else { value })
+    };
+    let count = match (address(DT_HASH), address(DT_GNU_HASH)) {
+        (Some(hash), _) => u64::from(mem.read_u32(RemoteAddr(hash.wrapping_add(4)))?),
+        (None, Some(hash)) => count_by_gnu_hash(mem, hash)?,
+        (None, None) => return Err(damaged()),
+    };
+    let (Some(symbols), Some(strings), Some(&len)) = (address(DT_SYMTAB), address(DT_STRTAB), values.get(&DT_STRSZ))
+    else {
+        return Err(damaged());
+    };
+    let bytes = count.saturating_mul(SYMBOL_BYTES);
+    if bytes > MAX_TABLE_BYTES || len > MAX_TABLE_BYTES {
+        let what = "the symbol table".to_owned();
+        return Err(ElfError::TooLarge { what, len: bytes });
+    }
+    let read = |at: u64, len: u64| mem.read_vec(RemoteAddr(at), usize::try_from(len).unwrap_or(0));
+    Ok((read(symbols, bytes)?, read(strings, len)?))
+}
+
+/// How many symbols there are: one more than the last in the chain of the last bucket.
+fn count_by_gnu_hash(mem: &ProcessMemory, hash: u64) -> Result<u64, ElfError> {
+    const MAX_BUCKETS: u32 = 1 << 22;
+    let word = |at: u64| mem.read_u32(RemoteAddr(hash.wrapping_add(at)));
+    let (buckets, first, bloom) = (word(0)?, word(4)?, word(8)?);
+    if buckets > MAX_BUCKETS || bloom > MAX_BUCKETS {
+        return Err(ElfError::Damaged("the hash table of symbols"));
+    }
+    let heads = 16 + u64::from(bloom) * 8;
+    let bytes = mem.read_vec(RemoteAddr(hash.wrapping_add(heads)), buckets as usize * 4)?;
+    let heads_of = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+    let Some(mut last) = heads_of.max().filter(|&last| last >= first) else {
+        return Ok(u64::from(first));
+    };
+    let chains = heads + u64::from(buckets) * 4;
+    for _ in 0..MAX_BUCKETS {
+        // The lowest bit ends a chain.
+        if word(chains + u64::from(last - first) * 4)? & 1 == 1 {
+            break;
+        }
+        last = last.saturating_add(1);
+    }
+    Ok(u64::from(last) + 1)
 }
 
 fn segment(header: &ProgramHeader) -> Segment {
@@ -343,6 +505,24 @@ mod tests {
         let symbols = elf.symbols(&["main", "no_such_symbol"]).unwrap();
         assert!(symbols["main"].function && !symbols["main"].exported);
         assert_eq!(symbols.len(), 1);
+    }
+
+    /// The symbols that the C library of this test exports, by its file and by what is loaded of it.
+    #[test]
+    fn memory_tells_what_the_file_does() {
+        let me = procfs::process::Process::myself().unwrap();
+        let files = super::super::module::MappedFile::all(&me.maps().unwrap());
+        let libc = files.iter().find(|file| file.name().starts_with("libc.")).unwrap();
+        let by_file = libc.open(me.pid).unwrap();
+        let by_memory = libc.open_in_memory(me.pid).unwrap();
+        assert_eq!(by_file.bias, by_memory.bias);
+        assert_eq!(by_file.elf.segments, by_memory.elf.segments);
+        assert_eq!(by_file.elf.tls_bytes, by_memory.elf.tls_bytes);
+        let names = &["malloc", "environ", "no_such_symbol"];
+        let symbols = by_memory.elf.symbols(names).unwrap();
+        assert_eq!(symbols, by_file.elf.symbols(names).unwrap());
+        assert!(symbols["malloc"].exported && symbols.len() == 2);
+        assert!(by_file.elf.build_id().is_some_and(|id| id.len() == 40));
     }
 
     #[test]

@@ -96,13 +96,13 @@ fn children(pids: &[i32]) -> String {
 }
 
 /// The end of the sentence for other versions.
-const VERSIONS: &str = ": 3.8 to 3.13 are";
+const VERSIONS: &str = ": 3.7 to 3.15 are";
 /// The end of the sentence for versions to come.
-const NOT_YET: &str = " yet: 3.8 to 3.13 are";
+const NOT_YET: &str = " yet: 3.7 to 3.15 are";
 /// The end of the sentence for other implementations.
 const OTHER_IMPLEMENTATION: &str = ": pyheap profiles CPython only";
 /// The end of the sentence for a program that tells nothing.
-const NO_SYMBOLS: &str = ": it exports no symbols to find the interpreter by";
+const NO_SYMBOLS: &str = ": it has no symbols to find the interpreter by, which works from 3.12 on only";
 
 fn refuse(found: impl Into<String>, hint: &'static str) -> FindError {
     FindError::Unsupported {
@@ -112,36 +112,59 @@ fn refuse(found: impl Into<String>, hint: &'static str) -> FindError {
 }
 
 /// Other implementations are known by the names of their files.
-pub(super) fn by_name(exe: &Path, files: &[MappedFile]) -> Result<(), FindError> {
+pub(super) fn by_name(pid: i32, exe: &Path, files: &[MappedFile]) -> Result<(), FindError> {
     let exe = exe.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let maps = |prefix: &str| {
-        files
-            .iter()
-            .any(|file| file.executable && file.name().starts_with(prefix))
+        let names = files.iter().filter(|file| file.executable).map(MappedFile::name);
+        names.into_iter().find(|name| name.starts_with(prefix))
     };
-    let name = if exe.starts_with("pypy") || maps("libpypy") {
-        "PyPy"
+    let found = if exe.starts_with("pypy") || maps("libpypy").is_some() {
+        let version = maps("libpypy").and_then(|name| number_after(&name, "libpypy"));
+        let version = number_after(&exe, "pypy").filter(|v| v.contains('.')).or(version);
+        named("PyPy", version)
     } else if exe.starts_with("micropython") {
-        "MicroPython"
-    } else if exe.starts_with("graalpy") || maps("libpythonvm") {
-        "GraalPy"
+        named("MicroPython", banner(pid, "MicroPython v"))
+    } else if exe.starts_with("graalpy") || maps("libpythonvm").is_some() {
+        "GraalPy".to_owned()
     } else {
         return Ok(());
     };
-    Err(refuse(name, OTHER_IMPLEMENTATION))
+    Err(refuse(found, OTHER_IMPLEMENTATION))
+}
+
+fn named(name: &str, version: Option<String>) -> String {
+    version.map_or_else(|| name.to_owned(), |version| format!("{name} {version}"))
+}
+
+/// The digits and dots that follow `prefix`: `3.9` of `libpypy3.9-c.so`.
+fn number_after(text: &str, prefix: &str) -> Option<String> {
+    let rest = text.strip_prefix(prefix)?;
+    let number: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    let number = number.trim_end_matches('.');
+    (!number.is_empty()).then(|| number.to_owned())
+}
+
+/// The number that follows `text` in the program's file.
+fn banner(pid: i32, text: &str) -> Option<String> {
+    use std::io::Read as _;
+    const MAX_PROGRAM_BYTES: u64 = 8 << 20;
+    let file = super::module::open_regular(Path::new(&format!("/proc/{pid}/exe"))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(MAX_PROGRAM_BYTES).read_to_end(&mut bytes).ok()?;
+    let mut places = bytes.windows(text.len()).enumerate();
+    places.find_map(|(at, window)| {
+        let tail = (window == text.as_bytes()).then(|| bytes.get(at..)?.get(..text.len() + 16))??;
+        number_after(&String::from_utf8_lossy(tail), text)
+    })
 }
 
 /// Other versions and other builds of CPython.
 pub(super) fn by_version(version: PyVersion, free_threaded: bool) -> Result<(), FindError> {
-    let later = (version.major, version.minor) > (3, 13);
+    let later = (version.major, version.minor) > (3, 15);
     let kind = if free_threaded { ", free-threaded," } else { "" };
     if !version.is_supported() {
         let hint = if later { NOT_YET } else { VERSIONS };
         return Err(refuse(format!("Python {version}{kind}"), hint));
-    }
-    if free_threaded {
-        let found = format!("the free-threaded build of Python {version}");
-        return Err(refuse(found, " yet: default builds are"));
     }
     Ok(())
 }

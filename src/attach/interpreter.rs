@@ -1,21 +1,23 @@
 //! Finds CPython in a process: which version, where `_PyRuntime` is, which layout fits, which functions are where.
 //!
 //! Candidates are the executable, then mapped files with `libpython` in their name, then (an embedder may hide it in a
-//! plug-in) every mapped library. `_PyRuntime` comes from `.dynsym`, `.symtab` or the section `.PyRuntime` (3.10 and
-//! later), the version from `Py_Version` or the debug offsets, before 3.11 from the exported functions and the version
+//! plug-in) every mapped library. `_PyRuntime` comes from `.dynsym`, `.symtab`, the section `.PyRuntime` (3.10 and later),
+//! or the cookie of the debug offsets in the data (3.13 and later), the version from `Py_Version` or the debug offsets, before 3.11 from the exported functions and the version
 //! string. Nothing is believed before the layout has been followed through the live process.
 //!
-//! What it refuses, in one line that says what was found: other versions, free-threaded builds, PyPy and MicroPython,
-//! 32-bit programs, interpreters without any symbol, and a process that has two running interpreters.
+//! What it refuses, in one line that says what was found: other versions, PyPy and MicroPython, 32-bit programs,
+//! interpreters before 3.12 without any symbol, and a process that has two running interpreters.
 
-use super::elf::ElfError;
+use super::debug_file;
+use super::elf::{ElfError, ElfFile};
 use super::find_error::{self, FindError};
 use super::module::{MappedFile, Module, ModuleError};
+use super::own_state;
 use super::process;
 use super::symbols::{SYMBOLS, Symbols, version_before_3_11, version_text};
-use crate::frames::PyVersion;
 use crate::frames::dwarf::Structs;
 use crate::frames::layout::{DebugOffsets, DebugOffsetsError, Layout};
+use crate::frames::{Build, PyVersion};
 use procfs::process::Process;
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use std::ops::Range;
@@ -31,15 +33,34 @@ const MAX_SEARCH: Duration = Duration::from_secs(5);
 /// So many descendants of a process that is no Python are looked at.
 const MAX_DESCENDANTS: usize = 256;
 
+/// More places that begin with the debug offsets' cookie are not looked at.
+const MAX_COOKIES: usize = 16;
+
 /// Where the layout is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OffsetSource {
-    /// The table of the minor version.
+    /// The table of the build.
     Table,
-    /// The process's own debug offsets (3.13), with the table for what they lack.
+    /// The process's own debug offsets (from 3.13), with the table for what they lack.
     DebugOffsets,
     /// The DWARF of the interpreter's file, after the table did not fit.
     Dwarf,
+    /// The DWARF of its separate debug file.
+    SeparateDwarf,
+    /// What an earlier pyheap has read from either of these.
+    Cache,
+}
+
+impl std::fmt::Display for OffsetSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Table => "the built-in table",
+            Self::DebugOffsets => "the interpreter's debug offsets",
+            Self::Dwarf => "the interpreter's DWARF",
+            Self::SeparateDwarf => "the DWARF of its separate debug file",
+            Self::Cache => "its DWARF, read earlier",
+        })
+    }
 }
 
 /// A CPython in a process.
@@ -61,6 +82,8 @@ pub struct Interpreter {
     pub load_bias: u64,
     /// Functions and data that the shim or its installer may need.
     pub symbols: Symbols,
+    /// Where nothing is named: the distance from the thread pointer to where each thread has its `PyThreadState *`.
+    pub own_state: Option<i32>,
     /// The code of the interpreter's file, so that one can tell whether a function pointer is its own.
     pub text: Vec<Range<u64>>,
     /// The writable data of the interpreter's file, .bss included.
@@ -85,6 +108,17 @@ impl Interpreter {
     /// When the memory cannot be read.
     pub fn phase(&self, mem: &impl RemoteMemory) -> Result<Phase, MemoryError> {
         phase(mem, self.runtime, &self.layout)
+    }
+
+    /// The version, and what kind of build it is: `3.14.9, free-threaded`.
+    #[must_use]
+    pub fn description(&self) -> String {
+        let kind = if self.layout.free_threaded {
+            ", free-threaded"
+        } else {
+            ""
+        };
+        format!("{}{kind}", self.version)
     }
 
     /// True when `addr` lies in the interpreter's own code.
@@ -115,7 +149,7 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
     let process = Process::new(pid).map_err(maps_error)?;
     let exe = process.exe().unwrap_or_default();
     let files = MappedFile::all(&process.maps().map_err(maps_error)?);
-    find_error::by_name(&exe, &files)?;
+    find_error::by_name(pid, &exe, &files)?;
 
     let is_exe = |file: &MappedFile| file.is_program(&exe);
     let (first, other): (Vec<_>, Vec<_>) = files
@@ -188,7 +222,7 @@ fn examine(pid: i32, file: &MappedFile, is_program: bool) -> Result<Option<Inter
 pub fn examine_module(
     mem: &impl RemoteMemory,
     pid: i32,
-    module: Module,
+    mut module: Module,
     is_program: bool,
 ) -> Result<Option<Interpreter>, FindError> {
     let path = module.path.clone();
@@ -197,10 +231,15 @@ pub fn examine_module(
         path: path.clone(),
         source,
     };
+    module.is_program = is_program;
     let symbols = module.elf.symbols(SYMBOLS).map_err(|e| failed(e.into()))?;
     let section = module.elf.section(".PyRuntime").map(|section| section.address);
-    let runtime = symbols.get("_PyRuntime").map(|s| s.address).or(section);
-    let Some(runtime) = runtime else {
+    let named = symbols.get("_PyRuntime").map(|s| s.address).or(section);
+    let runtime = named.map(|address| module.remote(address));
+    // Not in every library of every process: that could be much to read.
+    let may_hide = is_program || file.name().contains("python");
+    let hidden = || may_hide.then(|| by_cookie(&module, mem)).flatten();
+    let Some(runtime) = runtime.or_else(hidden) else {
         return match symbols.contains_key("Py_GetVersion") {
             true => {
                 let is_old = |v: &PyVersion| (v.major, v.minor) < (3, 7);
@@ -215,7 +254,6 @@ pub fn examine_module(
             false => Ok(None),
         };
     };
-    let runtime = module.remote(runtime);
     let memory = |source| FindError::Memory { pid, source };
 
     let debug = match DebugOffsets::read(mem, runtime) {
@@ -235,6 +273,11 @@ pub fn examine_module(
     };
     find_error::by_version(version, debug.as_ref().is_some_and(|debug| debug.free_threaded))?;
     let (layout, offset_source) = choose_layout(mem, runtime, version, debug.as_ref(), &module, pid)?;
+    let symbols = Symbols::new(&symbols, &module, version);
+    let own_state = match symbols.current_thread_state {
+        Some(_) => None,
+        None => own_state::distance(mem, runtime, &layout, &module),
+    };
     Ok(Some(Interpreter {
         version,
         runtime,
@@ -242,11 +285,41 @@ pub fn examine_module(
         offset_source,
         position_independent: module.elf.position_independent,
         load_bias: module.bias,
-        symbols: Symbols::new(&symbols, &module, version),
+        symbols,
+        own_state,
         text: module.text(),
         writable: module.writable(),
         path: module.path,
     }))
+}
+
+/// Where the module's data has debug offsets that lead to a main interpreter: `_PyRuntime` of 3.13 and later, without a name.
+fn by_cookie(module: &Module, mem: &impl RemoteMemory) -> Option<RemoteAddr> {
+    let mut left = super::symbols::MAX_DATA_BYTES;
+    let mut tried = 0;
+    for range in module.writable() {
+        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        left = left.checked_sub(len)?;
+        let Ok(bytes) = mem.read_vec(RemoteAddr(range.start), len) else {
+            continue;
+        };
+        for (number, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+            if word != b"xdebugpy" {
+                continue;
+            }
+            tried += 1;
+            if tried > MAX_COOKIES {
+                return None;
+            }
+            let at = RemoteAddr(range.start + number as u64 * 8);
+            let is_runtime = |layout: Layout| phase(mem, at, &layout).is_ok();
+            let layout = DebugOffsets::read(mem, at).ok().and_then(|debug| debug.layout().ok());
+            if layout.is_some_and(is_runtime) {
+                return Some(at);
+            }
+        }
+    }
+    None
 }
 
 /// The debug offsets over the table, else the table, else the DWARF: the first that the process confirms.
@@ -260,17 +333,26 @@ fn choose_layout(
 ) -> Result<(Layout, OffsetSource), FindError> {
     let memory = |source| FindError::Memory { pid, source };
     let own = debug.and_then(|debug| debug.layout().ok());
-    let table = Layout::of_minor(version.minor).ok();
-    let dwarf = || {
-        Structs::read(&module.elf)
-            .and_then(|structs| structs.layout(version.minor))
-            .ok()
+    let build = Build {
+        minor: version.minor,
+        free_threaded: debug.is_some_and(|debug| debug.free_threaded),
     };
-    let sources: [(OffsetSource, &dyn Fn() -> Option<Layout>); 3] = [
+    let table = Layout::of(build).ok();
+    let folder = debug_file::cache_folder();
+    let read = |elf: &ElfFile| {
+        let structs = Structs::read(elf).ok()?;
+        debug_file::keep(folder.as_deref(), &module.elf, build, |name| structs.offset(name))
+    };
+    let dwarf = || read(&module.elf);
+    let separate = || read(&debug_file::find(module, pid)?);
+    let kept = || debug_file::cached(folder.as_deref()?, &module.elf, build);
+    let sources: [(OffsetSource, &dyn Fn() -> Option<Layout>); 5] = [
         (OffsetSource::DebugOffsets, &|| own),
         (OffsetSource::Table, &|| table),
         // Last, because it is the dearest.
+        (OffsetSource::Cache, &kept),
         (OffsetSource::Dwarf, &dwarf),
+        (OffsetSource::SeparateDwarf, &separate),
     ];
     let mut first_phase = None;
     let mut first_error = None;

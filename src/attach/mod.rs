@@ -6,10 +6,12 @@
 //! What it refuses to do: touch. Nothing in this module stops a process or writes to it.
 
 pub mod candidates;
+pub mod debug_file;
 pub mod elf;
 pub mod find_error;
 pub mod interpreter;
 pub mod module;
+mod own_state;
 pub mod preflight;
 pub mod process;
 pub mod session;

@@ -2,7 +2,8 @@
 //!
 //! A file is opened through the process's own root (it may be in a container), or, when it was deleted or replaced
 //! since, through the kernel's link to the mapped one. Either way its first page must be what is in memory: a file of
-//! the same name that was installed later is not the one that runs.
+//! the same name that was installed later is not the one that runs. Where neither can be had (the kernel's link needs rights
+//! that a container may lack), the loaded parts in memory must do.
 
 use super::elf::{ElfError, ElfFile, in_memory};
 use super::process::printable;
@@ -125,7 +126,26 @@ impl MappedFile {
                 Err(error) => first_error = first_error.or(Some(error)),
             }
         }
-        Err(first_error.unwrap_or(ModuleError::NotMapped))
+        self.open_in_memory(pid).map_err(|error| first_error.unwrap_or(error))
+    }
+
+    /// What the loaded parts in memory tell of the file, without the file.
+    ///
+    /// # Errors
+    /// When they cannot be read or are no program or library.
+    pub(super) fn open_in_memory(&self, pid: i32) -> Result<Module, ModuleError> {
+        let first = self.ranges.iter().find(|(_, offset)| *offset == 0);
+        let (first, _) = first.filter(|_| self.executable).ok_or(ModuleError::NotMapped)?;
+        let (elf, bias) = ElfFile::in_memory(&ProcessMemory::new(pid), first.start)?;
+        if self.load_bias(&elf) != Some(bias) {
+            return Err(ModuleError::NotMapped);
+        }
+        Ok(Module {
+            path: self.path.clone(),
+            bias,
+            elf,
+            is_program: false,
+        })
     }
 
     /// Opens `way` as the file that is mapped in `mem`.
@@ -146,6 +166,7 @@ impl MappedFile {
             path: self.path.clone(),
             bias,
             elf,
+            is_program: false,
         })
     }
 
@@ -215,6 +236,8 @@ pub struct Module {
     pub bias: u64,
     /// The file.
     pub elf: ElfFile,
+    /// It is the program that the process runs, as far as the caller of [`MappedFile::open`] has said.
+    pub is_program: bool,
 }
 
 impl Module {

@@ -595,7 +595,10 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
     } else {
         "PyThreadState_GetUnchecked"
     };
-    let current_tstate = need(symbols.current_thread_state, getter)?;
+    let current_tstate = match interpreter.own_state {
+        Some(_) => RemoteAddr::NULL,
+        None => need(symbols.current_thread_state, getter)?,
+    };
     let table = interpreter
         .layout
         .runtime
@@ -627,14 +630,12 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
         text: text.start,
         text_len: text.end - text.start,
         domains: options.domains,
-        allow_pymalloc: u32::from(options.period >= SHORTEST_ROUTED_PERIOD),
+        // Without the GIL, mem and obj are mimalloc.
+        allow_pymalloc: u32::from(options.period >= SHORTEST_ROUTED_PERIOD && !interpreter.layout.free_threaded),
         layout: py_layout(interpreter),
         ..infection.config()
     })
 }
-
-/// Bits 2 to 4 of a str's state word are its kind, in every version up to 3.13.
-const STR_KIND_BIT: u32 = 2;
 
 /// The offsets that the shim's frame walk uses.
 fn py_layout(interpreter: &Interpreter) -> PyLayout {
@@ -676,11 +677,16 @@ fn py_layout(interpreter: &Interpreter) -> PyLayout {
         str_length: small(unicode.length),
         str_hash: small(unicode.hash),
         str_state: small(unicode.state),
-        str_kind_bit: STR_KIND_BIT,
+        str_kind_bit: u32::from(unicode.kind_bit),
         str_ascii_data: small(unicode.ascii_data),
         str_compact_data: small(unicode.compact_data),
         var_size: small(bytes.size),
         bytes_data: small(bytes.data),
+        tstate_state: maybe(thread.state),
+        frame_tlbc_index: maybe(frame.tlbc_index),
+        code_tlbc: maybe(code.tlbc),
+        // A distance of -1 would not be aligned, so it is none.
+        own_tstate: interpreter.own_state.map_or(PyLayout::ABSENT, i32::cast_unsigned),
     }
 }
 

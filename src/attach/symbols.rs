@@ -8,7 +8,7 @@ use pyheap_injector::{RemoteAddr, RemoteMemory};
 use std::collections::HashMap;
 
 /// The writable data of an interpreter is below 2 MB, that of a large program it is linked into some 10 MB.
-const MAX_DATA_BYTES: usize = 64 << 20;
+pub(super) const MAX_DATA_BYTES: usize = 64 << 20;
 
 /// All symbols that are looked up.
 pub(super) const SYMBOLS: &[&str] = &[

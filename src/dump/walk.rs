@@ -280,15 +280,24 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
         let instr = match layout.code.code_adaptive {
             None => self.mem.read_u32(at(frame, layout.frame.instr))?.cast_signed(),
             Some(start) => {
-                let distance = self
-                    .pointer(frame, layout.frame.instr)?
-                    .0
-                    .wrapping_sub(at(code, start).0);
+                let start = self.copy_of_bytecode(frame, code).unwrap_or(at(code, start).0);
+                let distance = self.pointer(frame, layout.frame.instr)?.0.wrapping_sub(start);
                 // What is not within a code object is as if the frame had not started.
                 i32::try_from(distance.cast_signed()).unwrap_or(-1)
             }
         };
         Ok(Some(RawFrame { code, instr }))
+    }
+
+    /// Where the copy of the bytecode begins that `frame` runs, if it runs one: from 3.14 without the GIL.
+    fn copy_of_bytecode(&self, frame: RemoteAddr, code: RemoteAddr) -> Option<u64> {
+        let (index, copies) = (self.layout.frame.tlbc_index?, self.layout.code.tlbc?);
+        let index = self.mem.read_u32(at(frame, index)).ok().filter(|index| *index != 0)?;
+        let copies = self.pointer(code, copies).ok()?;
+        // The array begins with its length.
+        let is_there = u64::from(index) < self.mem.read_u64(copies).ok()?;
+        let entry = at(copies, 8 + 8 * u64::from(index));
+        is_there.then(|| self.mem.read_u64(entry).ok()).flatten()
     }
 
     /// The code objects of the frames of `stack`, in their order; `None` for what is none.

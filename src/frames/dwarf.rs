@@ -5,6 +5,7 @@
 //! looked up in one pass over the units: some 100 ms for a CPython with full debug information, which has 15 MB of it.
 
 use super::layout::{Layout, LayoutError};
+use super::version::Build;
 use crate::attach::elf::{ElfError, ElfFile};
 use gimli::{AttributeValue, DwarfSections, EndianSlice, LittleEndian, Section as _, SectionId, Unit, UnitOffset};
 use std::collections::HashMap;
@@ -133,12 +134,12 @@ impl Structs {
         self.found.get(name)?.get(member).copied()
     }
 
-    /// The layout of Python 3.`minor` by these structs.
+    /// The layout of `build` by these structs.
     ///
     /// # Errors
     /// When something is missing or absurd.
-    pub fn layout(&self, minor: u8) -> Result<Layout, DwarfError> {
-        Ok(Layout::from_lookup(minor, |path| self.offset(path))?)
+    pub fn layout(&self, build: Build) -> Result<Layout, DwarfError> {
+        Ok(Layout::from_lookup(build, |path| self.offset(path))?)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | Python | member | entry |
 //! |---|---|---|
-//! | 3.8, 3.9 | `co_lnotab` | byte step, signed line step |
+//! | 3.7 to 3.9 | `co_lnotab` | byte step, signed line step |
 //! | 3.10 | `co_linetable` | bytes in the range, signed line step, -128: no line |
 //! | 3.11 and later | `co_linetable` | first byte: bit 7 set, kind, code units; then varints, columns skipped |
 //!
@@ -16,7 +16,7 @@
 /// What the raw instruction number of a frame means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InstrUnit {
-    /// 3.8, 3.9: `f_lasti` in bytes.
+    /// 3.7 to 3.9: `f_lasti` in bytes.
     LastiBytes,
     /// 3.10: `f_lasti` in code units of two bytes.
     LastiUnits,

@@ -19,4 +19,4 @@ pub use blob::{BlobError, BlobMemory};
 pub use code::{CodeError, CodeInfo, ResolvedFrame, resolve};
 pub use layout::{Layout, ValidationError};
 pub use lines::{FrameLine, InstrUnit, LineTable};
-pub use version::{PyVersion, SUPPORTED_MINORS};
+pub use version::{Build, PyVersion, SUPPORTED_MINORS};

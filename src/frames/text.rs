@@ -22,25 +22,26 @@ const MAX_PLAUSIBLE_LENGTH: u64 = 1 << 47;
 /// The longest type name that is compared.
 const MAX_TYPE_NAME_BYTES: usize = 64;
 
-/// `PyASCIIObject.state` of default builds of all supported versions. The bits above these are not zeroed by CPython.
+/// `PyASCIIObject.state`. The bits above these are not zeroed by CPython.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnicodeState {
-    /// Bytes a character: 1, 2, 4; 0 for a legacy string that is not ready (up to 3.11). Bits 2 to 4.
+    /// Bytes a character: 1, 2, 4; 0 for a legacy string that is not ready (up to 3.11). Three bits.
     pub kind: u8,
-    /// The characters follow the header. Bit 5.
+    /// The characters follow the header. The next bit.
     pub compact: bool,
-    /// All characters are ASCII. Bit 6.
+    /// All characters are ASCII. The next bit.
     pub ascii: bool,
 }
 
 impl UnicodeState {
-    /// Takes the word apart.
+    /// Takes the word apart; `kind_bit` is the lowest bit of `kind`.
     #[must_use]
-    pub const fn from_word(word: u32) -> Self {
+    pub const fn from_word(word: u32, kind_bit: u8) -> Self {
+        let bits = word >> (kind_bit & 31);
         Self {
-            kind: (word >> 2 & 7) as u8,
-            compact: word >> 5 & 1 == 1,
-            ascii: word >> 6 & 1 == 1,
+            kind: (bits & 7) as u8,
+            compact: bits >> 3 & 1 == 1,
+            ascii: bits >> 4 & 1 == 1,
         }
     }
 }
@@ -74,37 +75,98 @@ pub(super) fn read_prefix(mem: &impl RemoteMemory, at: RemoteAddr, len: usize) -
     Ok(mem.read_vec(at, readable)?)
 }
 
-/// Reads the `str` object at `address`.
+/// Where the content of an object is: its address, how many items it has, and how many bytes each takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Content {
+    data: RemoteAddr,
+    length: u64,
+    width: u64,
+    kind: u8,
+}
+
+/// Where the characters of the `str` object at `address` are.
 ///
 /// # Errors
 /// When `address` is null, cannot be read, or is no string that makes sense.
-pub fn read_str(mem: &impl RemoteMemory, address: RemoteAddr, layout: &Layout) -> Result<String, CodeError> {
+pub(super) fn characters(mem: &impl RemoteMemory, address: RemoteAddr, layout: &Layout) -> Result<Content, CodeError> {
     let unicode = &layout.unicode;
     if address.is_null() {
         return Err(CodeError::Null("a string"));
     }
     let length = mem.read_u64(offset(address, unicode.length)?)?;
-    let state = UnicodeState::from_word(mem.read_u32(offset(address, unicode.state)?)?);
+    let state = UnicodeState::from_word(mem.read_u32(offset(address, unicode.state)?)?, unicode.kind_bit);
     if length > MAX_PLAUSIBLE_LENGTH {
         return Err(CodeError::Absurd("a string's length"));
     }
     if !matches!(state.kind, 1 | 2 | 4) {
         return Err(CodeError::Absurd("a string's state"));
     }
-    if length == 0 {
-        return Ok(String::new());
-    }
     let data = match (state.compact, state.ascii) {
         (true, true) => offset(address, unicode.ascii_data)?,
         (true, false) => offset(address, unicode.compact_data)?,
         (false, _) => mem.read_ptr(offset(address, unicode.data_pointer)?)?,
     };
-    let width = u64::from(state.kind);
+    Ok(Content {
+        data,
+        length,
+        width: u64::from(state.kind),
+        kind: state.kind,
+    })
+}
+
+/// Where the bytes of the `bytes` object at `address` are.
+///
+/// # Errors
+/// When `address` is null, cannot be read, or its length makes no sense.
+pub(super) fn content(mem: &impl RemoteMemory, address: RemoteAddr, layout: &Layout) -> Result<Content, CodeError> {
+    if address.is_null() {
+        return Err(CodeError::Null("a bytes object"));
+    }
+    let length = mem.read_u64(offset(address, layout.bytes.size)?)?;
+    if length > MAX_PLAUSIBLE_LENGTH {
+        return Err(CodeError::Absurd("a bytes object's length"));
+    }
+    Ok(Content {
+        data: offset(address, layout.bytes.data)?,
+        length,
+        width: 1,
+        kind: 1,
+    })
+}
+
+/// Checks that a zero follows the content, as after every `str` and `bytes` of CPython: it is the surest sign that length
+/// and place are what they were taken for.
+///
+/// # Errors
+/// When there is none or it cannot be read.
+pub(super) fn expect_end(mem: &impl RemoteMemory, content: Content) -> Result<(), CodeError> {
+    let end = offset(content.data, content.length.saturating_mul(content.width))?;
+    let zero = mem.read_vec(end, usize::from(content.kind))?;
+    if zero.iter().any(|&byte| byte != 0) {
+        return Err(CodeError::Absurd("the end of a string"));
+    }
+    Ok(())
+}
+
+/// Reads the `str` object at `address`.
+///
+/// # Errors
+/// When `address` is null, cannot be read, or is no string that makes sense.
+pub fn read_str(mem: &impl RemoteMemory, address: RemoteAddr, layout: &Layout) -> Result<String, CodeError> {
+    let Content {
+        data,
+        length,
+        width,
+        kind,
+    } = characters(mem, address, layout)?;
+    if length == 0 {
+        return Ok(String::new());
+    }
     // At most 4 * 4,096 bytes.
     let wanted = usize::try_from(length.min(MAX_STRING_CHARS) * width).unwrap_or(0);
     let bytes = read_prefix(mem, data, wanted)?;
     let cut = (bytes.len() as u64) < length * width;
-    let mut text: String = match state.kind {
+    let mut text: String = match kind {
         1 => bytes.iter().copied().map(char::from).collect(),
         2 => decode(&bytes, |&[a, b]: &[u8; 2]| u32::from(u16::from_le_bytes([a, b]))),
         _ => decode(&bytes, |&unit: &[u8; 4]| u32::from_le_bytes(unit)),
@@ -144,13 +206,7 @@ pub fn read_bytes(
     layout: &Layout,
     cap: usize,
 ) -> Result<RemoteBytes, CodeError> {
-    if address.is_null() {
-        return Err(CodeError::Null("a bytes object"));
-    }
-    let length = mem.read_u64(offset(address, layout.bytes.size)?)?;
-    if length > MAX_PLAUSIBLE_LENGTH {
-        return Err(CodeError::Absurd("a bytes object's length"));
-    }
+    let Content { data, length, .. } = content(mem, address, layout)?;
     let wanted = usize::try_from(length).unwrap_or(cap).min(cap);
     if wanted == 0 {
         return Ok(RemoteBytes {
@@ -158,7 +214,7 @@ pub fn read_bytes(
             cut: length != 0,
         });
     }
-    let bytes = read_prefix(mem, offset(address, layout.bytes.data)?, wanted)?;
+    let bytes = read_prefix(mem, data, wanted)?;
     let cut = (bytes.len() as u64) < length;
     Ok(RemoteBytes { bytes, cut })
 }

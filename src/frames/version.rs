@@ -3,7 +3,46 @@
 use std::fmt;
 
 /// The versions of CPython that are supported, as minors of 3.
-pub const SUPPORTED_MINORS: std::ops::RangeInclusive<u8> = 8..=13;
+pub const SUPPORTED_MINORS: std::ops::RangeInclusive<u8> = 7..=15;
+
+/// The first minor version with a free-threaded build.
+const FIRST_FREE_THREADED: u8 = 13;
+
+/// What decides where the fields of the structs are: the minor version, and whether there is a GIL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Build {
+    /// The X of Python 3.X.
+    pub minor: u8,
+    /// Built without the GIL (`3.13t`).
+    pub free_threaded: bool,
+}
+
+impl Build {
+    /// The ordinary build of 3.`minor`.
+    #[must_use]
+    pub const fn default_of(minor: u8) -> Self {
+        Self {
+            minor,
+            free_threaded: false,
+        }
+    }
+
+    /// Every build that has a table, oldest first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        SUPPORTED_MINORS.flat_map(|minor| {
+            [false, true]
+                .into_iter()
+                .filter(move |free_threaded| !free_threaded || minor >= FIRST_FREE_THREADED)
+                .map(move |free_threaded| Self { minor, free_threaded })
+        })
+    }
+}
+
+impl fmt::Display for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "3.{}{}", self.minor, if self.free_threaded { "t" } else { "" })
+    }
+}
 
 /// A version of CPython.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,7 +81,7 @@ impl PyVersion {
         }
     }
 
-    /// True for 3.8 to 3.13.
+    /// True for 3.7 to 3.15.
     #[must_use]
     pub fn is_supported(self) -> bool {
         self.major == 3 && SUPPORTED_MINORS.contains(&self.minor)

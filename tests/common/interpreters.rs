@@ -8,23 +8,32 @@ use std::process::Command;
 
 #[derive(Clone, Debug)]
 pub struct Interpreter {
-    /// As `scripts/get-interpreters` calls it: pyenv-3.12, many-3.8, deb-3.11.
+    /// As `scripts/get-interpreters` calls it: pyenv-3.12, many-3.14t, musl-3.12, deb-3.11.
     pub name: String,
     pub path: String,
 }
 
 impl Interpreter {
-    /// "3.12"
+    /// "3.12", "3.14t"
     pub fn minor(&self) -> &str {
         self.name.rsplit('-').next().unwrap_or_default()
     }
 }
 
+/// The supported minor versions.
+const MINORS: [&str; 9] = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"];
+
 /// All supported CPythons by name, in the order given; never empty unless there is none at all.
 pub fn named() -> Vec<Interpreter> {
     let mut list = listed();
-    list.retain(|i| i.name != "pypy3");
+    // The hidden ones cannot load extension modules, which most targets need.
+    list.retain(|i| i.name != "pypy3" && !i.name.starts_with("hidden-"));
     list
+}
+
+/// An interpreter without any symbol, if there is one.
+pub fn hidden() -> Option<Interpreter> {
+    listed().into_iter().find(|i| i.name.starts_with("hidden-"))
 }
 
 /// One for each of the wanted minor versions or names that is there, for tests that need not run on every build.
@@ -70,7 +79,7 @@ fn listed() -> Vec<Interpreter> {
     let pyenv = std::env::var_os("PYENV_ROOT")
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".pyenv")));
-    for minor in ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13"] {
+    for minor in MINORS {
         if let Some(pyenv) = &pyenv {
             let versions = std::fs::read_dir(pyenv.join("versions"))
                 .into_iter()
@@ -93,6 +102,9 @@ fn listed() -> Vec<Interpreter> {
             root.join(format!("target/interpreters/many-{minor}/python")),
         );
     }
+    for name in ["many-3.13t", "many-3.14t", "musl-3.12", "musl-3.14t", "hidden-3.12"] {
+        add(name.to_owned(), root.join(format!("target/interpreters/{name}/python")));
+    }
     add("deb-3.11".to_owned(), PathBuf::from("/usr/bin/python3.11"));
     if list.is_empty() {
         list.extend(system());
@@ -112,7 +124,7 @@ fn system() -> Option<Interpreter> {
     let output = Command::new("python3").args(["-c", code]).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     let (minor, path) = text.trim().split_once(' ')?;
-    let known = ["3.8", "3.9", "3.10", "3.11", "3.12", "3.13"].contains(&minor);
+    let known = MINORS.contains(&minor);
     known.then(|| Interpreter {
         name: format!("system-{minor}"),
         path: path.to_owned(),
@@ -126,12 +138,22 @@ pub struct Python {
     pub path: PathBuf,
     /// As it says itself.
     pub version: (u8, u8, u8),
+    /// Built without the GIL.
+    pub free_threaded: bool,
 }
 
 impl Python {
     /// The X of 3.X.
     pub fn minor(&self) -> u8 {
         self.version.1
+    }
+
+    /// What decides its layout.
+    pub fn build(&self) -> pyheap::frames::Build {
+        pyheap::frames::Build {
+            minor: self.minor(),
+            free_threaded: self.free_threaded,
+        }
     }
 
     /// `3.11.7`.
@@ -143,15 +165,16 @@ impl Python {
     /// Asks `path` for its version. Some builds can only run a file, so that is what they get.
     pub fn ask(path: &Path) -> Option<Self> {
         let mut script = tempfile::NamedTempFile::with_suffix(".py").ok()?;
-        let text = b"import sys\nsys.stdout.write('%d %d %d' % sys.version_info[:3])\n";
+        let text = b"import sys\nsys.stdout.write('%d %d %d ' % sys.version_info[:3])\nsys.stdout.write('%d' % ('free-threading' in sys.version))\n";
         std::io::Write::write_all(&mut script, text).ok()?;
         let out = Command::new(path).arg(script.path()).output().ok()?;
         let text = String::from_utf8(out.stdout).ok()?;
         let numbers: Vec<u8> = text.split_whitespace().filter_map(|n| n.parse().ok()).collect();
         match numbers[..] {
-            [major, minor, micro] => Some(Self {
+            [major, minor, micro, free_threaded] => Some(Self {
                 path: path.to_owned(),
                 version: (major, minor, micro),
+                free_threaded: free_threaded == 1,
             }),
             _ => None,
         }
@@ -191,13 +214,13 @@ pub fn all() -> Vec<Python> {
     paths.iter().filter_map(|path| Python::ask(path)).collect()
 }
 
-/// The Pythons 3.8 to 3.13 that can be found.
+/// The Pythons 3.7 to 3.15 that can be found.
 pub fn supported() -> Vec<Python> {
     let found: Vec<_> = all()
         .into_iter()
-        .filter(|p| p.version.0 == 3 && (8..=13).contains(&p.minor()))
+        .filter(|p| p.version.0 == 3 && pyheap::frames::SUPPORTED_MINORS.contains(&p.minor()))
         .collect();
-    for minor in 8..=13 {
+    for minor in pyheap::frames::SUPPORTED_MINORS {
         if !found.iter().any(|python| python.minor() == minor) {
             eprintln!("skipped: no Python 3.{minor} here");
         }

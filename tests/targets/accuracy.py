@@ -7,7 +7,7 @@
     -> EXIT
 
 TRUTH's sites: {NAME: {"bytes", "count", "sizes": {SIZE: COUNT}, "function", "file", "line", "big"}}.
-Sizes are what is asked of the allocator: bytes(n) asks for n + 33. Each site is one line in a function of its own, named
+Sizes are what is asked of the allocator: bytes(n) asks for n + HDR, its header and a zero. Each site is one line in a function of its own, named
 like the site, and the line allocates nothing else that lives (the lists are made before, by hold()).
 At SCALE 1 the five big ones hold 20 MiB each, 100 MiB in all, in objects of 64 B to 1 MiB; the others are harder for a
 profiler and smaller, so that the five are on top of every report.
@@ -19,7 +19,7 @@ import threading
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from protocol import Commands, ready, say  # noqa: E402
 
-HDR = 33
+HDR = sys.getsizeof(b"", 33)
 HERE = os.path.abspath(__file__)
 KEEP = {}
 SIZES = {}

@@ -77,10 +77,12 @@ class Text(str):
 
 
 def rename(code, **names):
-    """A copy with other names, where the constructor takes what we want to test."""
+    """A copy with other names."""
     if hasattr(code, "replace"):
         return code.replace(**names)
-    return code
+    fields = "argcount kwonlyargcount nlocals stacksize flags code consts names varnames filename name firstlineno lnotab"
+    fields = ["co_" + field for field in (fields + " freevars cellvars").split()]
+    return types.CodeType(*[names.get(field, getattr(code, field)) for field in fields])
 
 
 def f(x):
@@ -90,7 +92,7 @@ def f(x):
 
 base = f.__code__
 ODD = [
-    "caf\xe9", "\u6587\u4ef6", "a\U0001f600b", "\udcff\udc80.py", "\U0001f600\ud800", "x" * 5000,
+    "caf\xe9", "\u6587\u4ef6", "a\U0001f600b", "\udcff\udc80.py", "\U0001f600\ud800", "x" * 10000,
     "\u6587" * 4096, "\u6587" * 4097, "a\x00b", "\x7f\x80\xff",
 ]
 for name in ODD:

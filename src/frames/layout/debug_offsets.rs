@@ -1,21 +1,47 @@
-//! `_Py_DebugOffsets`: what a 3.13 interpreter says of its own structs. It is the first thing in `_PyRuntime`.
+//! `_Py_DebugOffsets`: what an interpreter from 3.13 on says of its own structs. It is the first thing in `_PyRuntime`.
 //!
-//! The words below are those of 3.13; other minors order them differently and are not read. It does not hold all that
-//! is needed (allocators, `interpreters.main`, `_co_firsttraceable`), so it is laid over the table of 3.13. An answer
-//! that differs from the table is taken, it is the interpreter's own, and told in [`DebugOffsets::differing`]; the
-//! whole must still pass `Layout::validate`.
+//! The order of its words belongs to a minor version. It does not hold all that is needed (allocators,
+//! `interpreters.main`, `_co_firsttraceable`), so it is laid over the table of its build. An answer that differs from the
+//! table is taken, it is the interpreter's own, and told in [`DebugOffsets::differing`]; the whole must still pass
+//! `Layout::validate`.
+//!
+//! Source: `struct _Py_DebugOffsets`,
+//! <https://github.com/python/cpython/blob/v3.13.0/Include/internal/pycore_runtime.h#L51>,
+//! <https://github.com/python/cpython/blob/v3.14.0/Include/internal/pycore_debug_offsets.h>,
+//! <https://github.com/python/cpython/blob/v3.15.0/Include/internal/pycore_debug_offsets.h>.
 
 use super::{Layout, LayoutError, table};
-use crate::frames::version::PyVersion;
+use crate::frames::version::{Build, PyVersion};
 use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
 
 /// The first 8 bytes, constant from before Python starts.
 const COOKIE: &[u8; 8] = b"xdebugpy";
 
-/// 3.13 has 73 words of 8 bytes.
-const WORDS_3_13: usize = 73;
+/// One minor version's struct: how many words of 8 bytes it has, and word numbers with the C path whose offset each is.
+struct Words {
+    count: usize,
+    names: &'static [(usize, &'static str)],
+}
 
-/// Word number in the 3.13 struct, and the C path whose offset it is.
+/// The struct of Python 3.`minor`.
+const fn words_of(minor: u8) -> Option<Words> {
+    Some(match minor {
+        13 => Words {
+            count: 73,
+            names: NAMES_3_13,
+        },
+        14 => Words {
+            count: 95,
+            names: NAMES_3_14,
+        },
+        15 => Words {
+            count: 111,
+            names: NAMES_3_15,
+        },
+        _ => return None,
+    })
+}
+
 const NAMES_3_13: &[(usize, &str)] = &[
     (4, "_PyRuntimeState._finalizing"),
     (5, "_PyRuntimeState.interpreters.head"),
@@ -47,6 +73,73 @@ const NAMES_3_13: &[(usize, &str)] = &[
     (70, "sizeof(PyASCIIObject)"),
 ];
 
+const NAMES_3_14: &[(usize, &str)] = &[
+    (4, "_PyRuntimeState._finalizing"),
+    (5, "_PyRuntimeState.interpreters.head"),
+    (7, "PyInterpreterState.id"),
+    (8, "PyInterpreterState.next"),
+    (9, "PyInterpreterState.threads.head"),
+    (24, "PyThreadState.next"),
+    (25, "PyThreadState.interp"),
+    (26, "PyThreadState.current_frame"),
+    (27, "PyThreadState.thread_id"),
+    (28, "PyThreadState.native_thread_id"),
+    (32, "_PyInterpreterFrame.previous"),
+    (33, "_PyInterpreterFrame.f_executable"),
+    (34, "_PyInterpreterFrame.instr_ptr"),
+    (36, "_PyInterpreterFrame.owner"),
+    (38, "_PyInterpreterFrame.tlbc_index"),
+    (39, "sizeof(PyCodeObject)"),
+    (40, "PyCodeObject.co_filename"),
+    (41, "PyCodeObject.co_name"),
+    (42, "PyCodeObject.co_qualname"),
+    (43, "PyCodeObject.co_linetable"),
+    (44, "PyCodeObject.co_firstlineno"),
+    (48, "PyCodeObject.co_code_adaptive"),
+    (49, "PyCodeObject.co_tlbc"),
+    (51, "PyObject.ob_type"),
+    (53, "PyTypeObject.tp_name"),
+    (75, "PyVarObject.ob_size"),
+    (76, "PyBytesObject.ob_sval"),
+    (78, "PyASCIIObject.state"),
+    (79, "PyASCIIObject.length"),
+    (80, "sizeof(PyASCIIObject)"),
+];
+
+const NAMES_3_15: &[(usize, &str)] = &[
+    (4, "_PyRuntimeState._finalizing"),
+    (5, "_PyRuntimeState.interpreters.head"),
+    (7, "PyInterpreterState.id"),
+    (8, "PyInterpreterState.next"),
+    (9, "PyInterpreterState.threads.head"),
+    (24, "PyThreadState.next"),
+    (25, "PyThreadState.interp"),
+    (26, "PyThreadState.current_frame"),
+    (30, "PyThreadState.thread_id"),
+    (31, "PyThreadState.native_thread_id"),
+    (40, "_PyInterpreterFrame.previous"),
+    (41, "_PyInterpreterFrame.f_executable"),
+    (42, "_PyInterpreterFrame.instr_ptr"),
+    (44, "_PyInterpreterFrame.owner"),
+    (46, "_PyInterpreterFrame.tlbc_index"),
+    (47, "sizeof(PyCodeObject)"),
+    (48, "PyCodeObject.co_filename"),
+    (49, "PyCodeObject.co_name"),
+    (50, "PyCodeObject.co_qualname"),
+    (51, "PyCodeObject.co_linetable"),
+    (52, "PyCodeObject.co_firstlineno"),
+    (56, "PyCodeObject.co_code_adaptive"),
+    (57, "PyCodeObject.co_tlbc"),
+    (59, "PyObject.ob_type"),
+    (61, "PyTypeObject.tp_name"),
+    (87, "PyVarObject.ob_size"),
+    (88, "PyBytesObject.ob_sval"),
+    (90, "PyASCIIObject.state"),
+    (91, "PyASCIIObject.length"),
+    (92, "sizeof(PyASCIIObject)"),
+    (93, "sizeof(PyCompactUnicodeObject)"),
+];
+
 /// Why the debug offsets cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -76,7 +169,7 @@ pub struct DebugOffsets {
 }
 
 impl DebugOffsets {
-    /// Reads them at `runtime`, the address of `_PyRuntime`. For versions other than 3.13 only the version and the
+    /// Reads them at `runtime`, the address of `_PyRuntime`. Of versions whose struct is not known only the version and the
     /// kind of build are kept.
     ///
     /// # Errors
@@ -95,11 +188,12 @@ impl DebugOffsets {
         // The version is a 32-bit number in a 64-bit word.
         let hex = u32::try_from(word(&head, 1)).map_err(|_| DebugOffsetsError::NoCookie(runtime))?;
         let version = PyVersion::from_hex(hex);
-        let words = if (version.major, version.minor) == (3, 13) {
-            let all = mem.read_array::<{ WORDS_3_13 * 8 }>(runtime)?;
-            (0..WORDS_3_13).map(|i| word(&all, i)).collect()
-        } else {
-            Vec::new()
+        let words = match words_of(version.minor).filter(|_| version.major == 3) {
+            Some(known) => {
+                let all = mem.read_vec(runtime, known.count * 8)?;
+                (0..known.count).map(|i| word(&all, i)).collect()
+            }
+            None => Vec::new(),
         };
         Ok(Self {
             version,
@@ -109,30 +203,40 @@ impl DebugOffsets {
     }
 
     fn lookup(&self, name: &str) -> Option<u64> {
-        let &(at, _) = NAMES_3_13.iter().find(|(_, known)| *known == name)?;
+        let known = words_of(self.version.minor)?.names;
+        let &(at, _) = known.iter().find(|(_, known)| *known == name)?;
         self.words.get(at).copied()
+    }
+
+    /// Which build this is.
+    #[must_use]
+    pub const fn build(&self) -> Build {
+        Build {
+            minor: self.version.minor,
+            free_threaded: self.free_threaded,
+        }
     }
 
     /// The layout: their own word where they have one, the table's for the rest.
     ///
     /// # Errors
-    /// When the version is not 3.13 or an offset is absurd.
+    /// When the version is not known or an offset is absurd.
     pub fn layout(&self) -> Result<Layout, DebugOffsetsError> {
         if self.words.is_empty() {
             return Err(DebugOffsetsError::OtherVersion(self.version));
         }
-        let minor = self.version.minor;
-        let table = table(minor).ok_or(LayoutError::UnknownMinor(minor))?;
-        Ok(Layout::from_lookup(minor, |name| {
+        let build = self.build();
+        let table = table(build).ok_or(LayoutError::UnknownBuild(build))?;
+        Ok(Layout::from_lookup(build, |name| {
             self.lookup(name)
                 .or_else(|| table.iter().find(|(known, _)| *known == name).map(|&(_, at)| at))
         })?)
     }
 
-    /// The C paths whose offset here is not the table's. Empty for every 3.13 met so far.
+    /// The C paths whose offset here is not the table's. Empty for every build met so far.
     #[must_use]
     pub fn differing(&self) -> Vec<&'static str> {
-        let Some(table) = table(self.version.minor) else {
+        let Some(table) = table(self.build()) else {
             return Vec::new();
         };
         table
@@ -152,14 +256,31 @@ mod tests {
 
     /// What a 3.13.`micro` with exactly the table's layout says.
     fn image(micro: u64) -> Vec<u64> {
-        let mut words = vec![0; WORDS_3_13];
+        image_of(Build::default_of(13), micro)
+    }
+
+    fn image_of(build: Build, micro: u64) -> Vec<u64> {
+        let known = words_of(build.minor).unwrap();
+        let mut words = vec![0; known.count];
         words[0] = u64::from_le_bytes(*COOKIE);
-        words[1] = 0x030d_00f0 | micro << 8;
-        let table = table(13).unwrap();
-        for &(word, name) in NAMES_3_13 {
-            words[word] = table.iter().find(|(known, _)| *known == name).unwrap().1;
+        words[1] = 0x0300_00f0 | u64::from(build.minor) << 16 | micro << 8;
+        words[2] = u64::from(build.free_threaded);
+        let table = table(build).unwrap();
+        for &(word, name) in known.names {
+            // Builds with the GIL say 0 for what they do not have.
+            words[word] = table.iter().find(|(known, _)| *known == name).map_or(0, |&(_, at)| at);
         }
         words
+    }
+
+    #[test]
+    fn every_build_with_debug_offsets_is_read() {
+        for build in Build::all().filter(|build| build.minor >= 13) {
+            let found = read(&image_of(build, 1)).unwrap();
+            assert_eq!(found.build(), build);
+            assert_eq!(found.differing(), [""; 0], "{build}");
+            assert_eq!(found.layout().unwrap(), Layout::of(build).unwrap());
+        }
     }
 
     fn read(words: &[u64]) -> Result<DebugOffsets, DebugOffsetsError> {
@@ -192,7 +313,7 @@ mod tests {
         ));
         words[0] += 1;
         assert!(matches!(read(&words), Err(DebugOffsetsError::NoCookie(AT))));
-        let later = [u64::from_le_bytes(*COOKIE), 0x030e_02f0, 1];
+        let later = [u64::from_le_bytes(*COOKIE), 0x0310_02f0, 1];
         let later = read(&later).unwrap();
         assert!(later.free_threaded);
         assert!(matches!(later.layout(), Err(DebugOffsetsError::OtherVersion(_))));

@@ -1,27 +1,33 @@
 //! Struct offsets of CPython 3.10, default build, 64-bit Linux.
 //!
-//! Written by `scripts/gen-offsets` from the headers of 3.10.13; do not edit. They hold for every 3.10.x: no
-//! patch release moved any of these. Names are C paths: `PyCodeObject.co_filename` is that member's offset in bytes.
+//! Written by `scripts/gen-offsets` from the headers of 3.10.13; do not edit. Names are C paths:
+//! `PyCodeObject.co_filename` is that member's offset in bytes. They held in every 3.10.x looked at; a process that
+//! they do not fit is found out when they are validated.
 
-/// C path and offset (or, for `sizeof(T)`, size) in bytes.
+/// C path and offset (or, for `sizeof(T)`, size) in bytes; before each struct, where it is defined.
 pub(super) const TABLE: &[(&str, u64)] = &[
+    // https://github.com/python/cpython/blob/v3.10.13/Include/internal/pycore_runtime.h#L61
     ("_PyRuntimeState.interpreters.head", 32),
     ("_PyRuntimeState.interpreters.main", 40),
     ("_PyRuntimeState.core_initialized", 8),
     ("_PyRuntimeState.initialized", 12),
     ("_PyRuntimeState._finalizing", 16),
     ("_PyRuntimeState.gilstate.tstate_current", 568),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/internal/pycore_interp.h#L214
     ("PyInterpreterState.next", 0),
     ("PyInterpreterState.id", 24),
     ("PyInterpreterState.tstate_head", 8),
     ("PyInterpreterState.runtime", 16),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/cpython/pystate.h#L60
     ("PyThreadState.next", 8),
     ("PyThreadState.interp", 16),
     ("PyThreadState.thread_id", 176),
     ("PyThreadState.frame", 24),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/cpython/frameobject.h#L28
     ("PyFrameObject.f_back", 24),
     ("PyFrameObject.f_code", 32),
     ("PyFrameObject.f_lasti", 96),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/cpython/code.h#L18
     ("sizeof(PyCodeObject)", 176),
     ("PyCodeObject.co_flags", 36),
     ("PyCodeObject.co_firstlineno", 40),
@@ -29,14 +35,21 @@ pub(super) const TABLE: &[(&str, u64)] = &[
     ("PyCodeObject.co_name", 112),
     ("PyCodeObject.co_linetable", 120),
     ("PyCodeObject.co_code", 48),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/cpython/unicodeobject.h#L219
     ("sizeof(PyASCIIObject)", 48),
     ("PyASCIIObject.length", 16),
     ("PyASCIIObject.hash", 24),
     ("PyASCIIObject.state", 32),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/cpython/unicodeobject.h#L231
     ("sizeof(PyCompactUnicodeObject)", 72),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/cpython/unicodeobject.h#L244
     ("PyUnicodeObject.data", 72),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/object.h#L118
     ("PyVarObject.ob_size", 16),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/cpython/bytesobject.h#L15
     ("PyBytesObject.ob_sval", 32),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/object.h#L105
     ("PyObject.ob_type", 8),
+    // https://github.com/python/cpython/blob/v3.10.13/Include/cpython/object.h#L191
     ("PyTypeObject.tp_name", 24),
 ];

@@ -3,7 +3,7 @@
 //! The process runs meanwhile, so a thread or frame may vanish under the reader: such failures are tried again a few
 //! times. A process whose threads have no frames at all (an embedder that is outside Python) passes on the rest.
 
-use super::{Layout, TopFrame};
+use super::{FrameLayout, Layout, TopFrame};
 use crate::frames::code::CodeError;
 use crate::frames::text;
 use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
@@ -153,8 +153,8 @@ impl Layout {
         Err(ValidationError::MainNotListed)
     }
 
-    /// True when a frame of `thread` has a code object whose type is `code` and whose file name is a str; false when
-    /// the thread has no frame with code.
+    /// True when a frame of `thread` has a code object whose type is `code`, whose names are strings, whose line table is
+    /// bytes, and in whose bytecode the frame is; false when the thread has no frame with code.
     fn validate_frames(
         &self,
         mem: &impl RemoteMemory,
@@ -174,7 +174,11 @@ impl Layout {
             let this = RemoteAddr(frame);
             if !self.is_c_stack_frame(mem, this)? {
                 let address = pointer(mem, this, self.frame.code, "a frame's code")?;
-                match self.validate_code(mem, address) {
+                let address = RemoteAddr(FrameLayout::untagged(address.0));
+                match self
+                    .validate_code(mem, address)
+                    .and_then(|()| self.validate_instruction(mem, this, address))
+                {
                     Ok(()) => return Ok(true),
                     Err(error) => outcome = Some(error),
                 }
@@ -192,15 +196,44 @@ impl Layout {
         let owner = mem
             .read_array::<1>(at(frame, offset, what)?)
             .map_err(|source| ValidationError::Memory { what, source })?;
-        Ok(owner == [mark])
+        Ok(owner >= [mark])
+    }
+
+    /// From 3.11 on, a frame's instruction is within its code object's (where each thread has its own copy, that of the
+    /// first one only).
+    fn validate_instruction(
+        &self,
+        mem: &impl RemoteMemory,
+        frame: RemoteAddr,
+        code: RemoteAddr,
+    ) -> Result<(), CodeError> {
+        let Some(start) = self.code.code_adaptive.filter(|_| self.code.tlbc.is_none()) else {
+            return Ok(());
+        };
+        let field = |base: RemoteAddr, offset| base.checked_add(offset).ok_or(CodeError::Absurd("an address"));
+        let units = mem.read_u64(field(code, self.bytes.size)?)?;
+        let at = mem.read_u64(field(frame, self.frame.instr)?)?;
+        // A frame of 3.11 and 3.12 that has not started is one unit before the first.
+        let distance = at.wrapping_sub(code.0).wrapping_sub(start).wrapping_add(2);
+        if distance.is_multiple_of(2) && distance / 2 <= units {
+            Ok(())
+        } else {
+            Err(CodeError::Absurd("a frame's instruction"))
+        }
     }
 
     fn validate_code(&self, mem: &impl RemoteMemory, address: RemoteAddr) -> Result<(), CodeError> {
         text::expect_type(mem, address, self, "code")?;
         let field = |offset: u64| address.checked_add(offset).ok_or(CodeError::Absurd("an address"));
-        let filename = mem.read_ptr(field(self.code.filename)?)?;
-        text::expect_type(mem, filename, self, "str")?;
-        text::read_str(mem, filename, self)?;
+        let names = [Some(self.code.filename), Some(self.code.name), self.code.qualname];
+        for offset in names.into_iter().flatten() {
+            let name = mem.read_ptr(field(offset)?)?;
+            text::expect_type(mem, name, self, "str")?;
+            text::expect_end(mem, text::characters(mem, name, self)?)?;
+        }
+        let lines = mem.read_ptr(field(self.code.line_table)?)?;
+        text::expect_type(mem, lines, self, "bytes")?;
+        text::expect_end(mem, text::content(mem, lines, self)?)?;
         // A negative number is above the limit, too.
         if mem.read_u32(field(self.code.first_line)?)? > MAX_PLAUSIBLE_LINE {
             return Err(CodeError::Absurd("co_firstlineno"));

@@ -159,16 +159,19 @@ fn find_python(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
     }
     let names = [
         "python3",
+        "python3.15",
+        "python3.14",
         "python3.13",
         "python3.12",
         "python3.11",
         "python3.10",
         "python3.9",
         "python3.8",
+        "python3.7",
         "python",
     ];
     let script = "import sys, platform; v = sys.version_info; \
-                  sys.exit(not (platform.python_implementation() == 'CPython' and (3, 8) <= v[:2] <= (3, 13)))";
+                  sys.exit(not (platform.python_implementation() == 'CPython' and (3, 7) <= v[:2] <= (3, 15)))";
     names
         .into_iter()
         .find(|name| {
@@ -184,7 +187,7 @@ fn find_python(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
         .ok_or_else(|| {
             Failure::new(
                 code::USAGE,
-                "no CPython 3.8 to 3.13 was found in PATH; name one with --python",
+                "no CPython 3.7 to 3.15 was found in PATH; name one with --python",
             )
         })
 }

@@ -34,6 +34,8 @@ struct Process {
     /// Whether its memory may be looked at.
     visible: bool,
     python: Option<String>,
+    /// Where the places of the interpreter's fields are known from.
+    offsets: Option<String>,
     why_not: Option<String>,
     regions: Vec<Region>,
     /// Executable pages that are no longer the file's: where stubs of a pyheap (or a debugger's breakpoints) have been.
@@ -104,10 +106,11 @@ fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
         pid,
         attachable: checked.is_ok(),
         visible: !matches!(checked, Err(Refusal::NotPermitted { .. })),
-        python: checked
+        python: checked.as_ref().ok().map(|target| target.interpreter.description()),
+        offsets: checked
             .as_ref()
             .ok()
-            .map(|target| target.interpreter.version.to_string()),
+            .map(|target| target.interpreter.offset_source.to_string()),
         why_not: checked.err().map(|refusal| super::failure::chain(&refusal)),
         regions,
         private_code: private_code(pid),
@@ -150,7 +153,8 @@ fn render(found: &Process) -> String {
                 || "can be attached to".to_owned(),
                 |owner| format!("recorded by pyheap (pid {owner})"),
             );
-            format!("process {pid}: Python {version}, {state}\n")
+            let offsets = found.offsets.as_deref().unwrap_or("unknown");
+            format!("process {pid}: Python {version}, {state}\nits structs are known from {offsets}\n")
         }
         (None, Some(why)) => format!("process {pid} cannot be attached to: {why}\n"),
         (None, None) => format!("process {pid}\n"),
