@@ -25,6 +25,8 @@ const STOP_DEADLINE: Duration = Duration::from_millis(200);
 /// Longest wait for a thread that would stop if it got a processor: on an overloaded machine that takes a while, and no
 /// other thread would be faster.
 const STARVED_DEADLINE: Duration = Duration::from_secs(5);
+/// We ask again and again for so long before we sleep until a thread has stopped.
+const SPIN: Duration = Duration::from_micros(30);
 /// Longest time for finding a thread that can be redirected.
 const HIJACK_DEADLINE: Duration = Duration::from_millis(800);
 /// Threads that one child looks at.
@@ -272,6 +274,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
     let report = Shared::new()?;
     let fd = memory.as_raw_fd();
     let caught = caught_signals(pid);
+    arch::ask_processor();
     in_child(|| redirect(&report, threads, fd, way, caught))?;
     let tid = report.tid.load(Ordering::Acquire) as i32;
     let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
@@ -351,7 +354,10 @@ fn wait_for_stop(tid: Pid, mut deadline: Instant) -> Stop {
                 }
                 deadline = now + STOP_DEADLINE / 4;
             }
-            wait_for_child_signal(deadline - now);
+            // A thread that has a processor stops sooner than we would fall asleep.
+            if now - begun > SPIN {
+                wait_for_child_signal(deadline - now);
+            }
             continue;
         }
         if answer < 0 || !libc::WIFSTOPPED(status) {
@@ -523,6 +529,43 @@ fn put_frame(
     Some(enter)
 }
 
+/// Does what can be done before a thread is stopped, so that it stands still only for what must happen then: the kernel
+/// makes the stub's page private, and our own code and stack are in memory (a forked process begins without page tables
+/// for files). The state and errno to report if that fails.
+fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
+    be_quick();
+    // SAFETY: a plain struct of integers.
+    let regs: Registers = unsafe { std::mem::zeroed() };
+    // Nobody has this number: the requests fail.
+    let nobody = Pid::from_raw(i32::MAX);
+    let _ = (ptrace::interrupt(nobody), ptrace::getregs(nobody), signal_pending(nobody));
+    let _ = (signal_mask(nobody), ptrace::setregs(nobody, regs), ptrace::detach(nobody, None));
+    match way {
+        Way::Stub { at, job } => {
+            std::hint::black_box(arch::stub(job, at, &regs, Signals::default()));
+            if !is_zero(memory, at) {
+                return Err((OCCUPIED, 0));
+            }
+            // What is there already.
+            write_memory(memory, at, &[0; arch::STUB_BYTES]).map_err(|errno| (WRITE_FAILED, errno))
+        }
+        Way::Return { call, gadgets, .. } => {
+            let mut frame = [0; arch::RETURN_FRAME_BYTES];
+            let xstate = [0; arch::MAX_XSTATE_BYTES];
+            std::hint::black_box(arch::return_frame(&mut frame, call, gadgets, &regs, 0, &xstate));
+            Ok(())
+        }
+    }
+}
+
+/// Asks for a processor before others while a thread may stand still for us, and for our pages to stay. Both need rights
+/// that we may not have, and are no harm to lack.
+fn be_quick() {
+    let first = libc::sched_param { sched_priority: 1 };
+    // SAFETY: reads one struct.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
+}
+
 /// The child's work in [`hijack`].
 fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64) {
     let fail = |state: u32, errno: i32, tid: i32| {
@@ -532,6 +575,9 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caugh
     };
     let deadline = Instant::now() + HIJACK_DEADLINE;
     let (mut late, mut unfit) = (false, false);
+    if let Err((state, errno)) = prepare(memory, way) {
+        return fail(state, errno, 0);
+    }
     fail(GONE, 0, 0);
     loop {
         for &tid in threads {
@@ -581,10 +627,6 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caugh
                 continue;
             }
             let enter = match way {
-                Way::Stub { at, .. } if !is_zero(memory, at) => {
-                    let _ = ptrace::detach(thread, None);
-                    return fail(OCCUPIED, 0, tid);
-                }
                 Way::Stub { at, job } => {
                     let signals = Signals {
                         blocked: signal_mask(thread).unwrap_or(0),

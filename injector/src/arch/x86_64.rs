@@ -142,6 +142,32 @@ pub enum Job {
     },
 }
 
+/// Asks the processor everything that [`stub`] and [`return_frame`] need to know. The answers are kept; in a virtual
+/// machine a question takes some 20 µs, so it must not be asked while a thread stands still.
+pub fn ask_processor() {
+    let _ = (has_xsave(), xsave_ends());
+}
+
+fn has_xsave() -> bool {
+    std::arch::is_x86_feature_detected!("xsave")
+}
+
+/// For each component of the extended state that user frames have, where it ends in the standard format; 0 for others.
+fn xsave_ends() -> &'static [u32; 63] {
+    static ENDS: std::sync::OnceLock<[u32; 63]> = std::sync::OnceLock::new();
+    ENDS.get_or_init(|| {
+        let mut ends = [0; 63];
+        for (feature, end) in (0..).zip(&mut ends).skip(2) {
+            let leaf = std::arch::x86_64::__cpuid_count(0xd, feature);
+            // Bit 0 of ecx: a supervisor state, which user frames do not have.
+            if leaf.ecx & 1 == 0 {
+                *end = leaf.ebx.saturating_add(leaf.eax);
+            }
+        }
+        ends
+    })
+}
+
 /// A stub in the making, on the stack: no allocation, since it is made between fork and exit.
 struct Code {
     bytes: [u8; STUB_BYTES],
@@ -354,7 +380,7 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8;
             enter.r13 = refused;
             enter.r14 = function;
             enter.r15 = xsave;
-            let wide = std::arch::is_x86_feature_detected!("xsave");
+            let wide = has_xsave();
             code.put(&[0x48, 0x89, 0xdf]); // mov rdi, rbx
             code.put(&[0xbe]); // mov esi, length
             code.put(&(text_len as u32).to_le_bytes());
@@ -469,11 +495,9 @@ fn frame_xstate(xstate: &[u8]) -> Option<(usize, u64)> {
     }
     let features = enabled & !AMX;
     let mut len = LEGACY_AND_HEADER;
-    for feature in (2..63).filter(|feature| features >> feature & 1 == 1) {
-        let leaf = std::arch::x86_64::__cpuid_count(0xd, feature);
-        // Bit 0 of ecx: a supervisor state, which user frames do not have.
-        if leaf.ecx & 1 == 0 {
-            len = len.max((leaf.ebx as usize).checked_add(leaf.eax as usize)?);
+    for (feature, &end) in xsave_ends().iter().enumerate() {
+        if features >> feature & 1 == 1 {
+            len = len.max(end as usize);
         }
     }
     (len <= xstate.len() && len <= MAX_XSTATE_BYTES).then_some((len, features))
