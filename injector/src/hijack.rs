@@ -79,6 +79,12 @@ pub enum HijackError {
         /// The process.
         pid: i32,
     },
+    /// Its system calls go to a handler of its own (`PR_SET_SYSCALL_USER_DISPATCH`).
+    #[error("process {pid} has its system calls sent to a handler of its own (syscall user dispatch, as Wine does)")]
+    Dispatches {
+        /// The process.
+        pid: i32,
+    },
     /// A thread runs 32-bit code.
     #[error("process {pid} runs 32-bit code")]
     NotSixtyFour {
@@ -109,17 +115,16 @@ pub struct Hijacked {
 
 /// What the child reports, in memory shared with it.
 #[repr(C)]
-struct Report {
-    state: AtomicU32,
+pub(crate) struct Report {
+    pub(crate) state: AtomicU32,
     errno: AtomicU32,
     tid: AtomicU32,
-    count: AtomicU32,
+    pub(crate) count: AtomicU32,
     held_nanos: AtomicU64,
     disturbed_nanos: AtomicU64,
-    observed: [AtomicU32; MAX_THREADS],
+    pub(crate) observed: [AtomicU32; MAX_THREADS],
 }
 
-const NOTHING: u32 = 0;
 const DONE: u32 = 1;
 const REFUSED: u32 = 2;
 const STOPPED: u32 = 3;
@@ -128,31 +133,84 @@ const GONE: u32 = 5;
 const THIRTY_TWO: u32 = 6;
 const WRITE_FAILED: u32 = 7;
 const OCCUPIED: u32 = 8;
+const DISPATCHES: u32 = 9;
 
 /// A page run shared with children.
-struct Shared(*mut Report);
+pub(crate) struct Shared(*mut Report);
 
 impl Shared {
-    fn new() -> Result<Self, HijackError> {
-        // SAFETY: a fresh anonymous mapping of the right size; the kernel zeroes it, which is valid for atomics.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size_of::<Report>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(HijackError::Os {
-                what: "mmap",
-                source: std::io::Error::last_os_error(),
-            });
-        }
-        Ok(Self(at.cast()))
+    pub(crate) fn new() -> Result<Self, HijackError> {
+        // Zeroed by the kernel, which is valid for atomics.
+        Ok(Self(map_shared(size_of::<Report>())?.cast()))
     }
+}
+
+/// Fresh zeroed memory of `len` bytes that children share.
+fn map_shared(len: usize) -> Result<*mut libc::c_void, HijackError> {
+    // SAFETY: a fresh anonymous mapping.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return Err(HijackError::Os {
+            what: "mmap",
+            source: std::io::Error::last_os_error(),
+        });
+    }
+    Ok(at)
+}
+
+/// Bytes that a child fills and its parent reads after the child's end.
+pub(crate) struct SharedBytes {
+    at: *mut u8,
+    len: usize,
+}
+
+impl SharedBytes {
+    pub(crate) fn new(len: usize) -> Option<Self> {
+        let at = map_shared(len).ok()?.cast();
+        Some(Self { at, len })
+    }
+
+    /// A place for `len` bytes at `offset`, for the kernel to write to.
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        (offset.checked_add(len)? <= self.len).then(|| self.at.wrapping_add(offset))
+    }
+
+    /// All of them. Only when no child is left that writes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped in `new` with this length, unmapped in `drop`; `in_child` has waited for the child's end.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+impl Drop for SharedBytes {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this size; no reference outlives `self`.
+        unsafe { libc::munmap(self.at.cast(), self.len) };
+    }
+}
+
+/// True if `tid` is a thread of `pid`: its number may have been given to another process since it was read. Of a thread
+/// that we have seized the answer stays true. Makes one system call and does not allocate.
+pub(crate) fn is_thread_of(pid: i32, tid: i32) -> bool {
+    use std::io::Write;
+    let mut path = [0_u8; 64];
+    let fits = write!(&mut path[..], "/proc/{pid}/task/{tid}\0").is_ok();
+    // SAFETY: `path` is terminated by a zero.
+    fits && unsafe { libc::access(path.as_ptr().cast(), libc::F_OK) } == 0
+}
+
+/// True when `tid`, seized and interrupted, has stopped for whatever reason.
+pub(crate) fn wait_for_any_stop(tid: Pid, deadline: Instant) -> bool {
+    matches!(wait_for_stop(tid, deadline), Stop::Ours | Stop::Group)
 }
 
 impl std::ops::Deref for Shared {
@@ -173,7 +231,7 @@ impl Drop for Shared {
 /// Runs `work` in a child process that may trace and that nothing can interrupt, and waits for it.
 ///
 /// `work` runs between fork and exit of a process that may have other threads: it must not allocate, lock or panic.
-fn in_child(work: impl FnOnce()) -> Result<(), HijackError> {
+pub(crate) fn in_child(work: impl FnOnce()) -> Result<(), HijackError> {
     let os = |what| {
         move |errno: nix::Error| HijackError::Os {
             what,
@@ -275,7 +333,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
     let fd = memory.as_raw_fd();
     let caught = caught_signals(pid);
     arch::ask_processor();
-    in_child(|| redirect(&report, threads, fd, way, caught))?;
+    in_child(|| redirect(&report, pid, threads, fd, way, caught))?;
     let tid = report.tid.load(Ordering::Acquire) as i32;
     let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
     match report.state.load(Ordering::Acquire) {
@@ -288,6 +346,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
         STOPPED => Err(HijackError::GroupStopped { pid }),
         GONE => Err(HijackError::Gone { pid }),
         OCCUPIED => Err(HijackError::Occupied { pid }),
+        DISPATCHES => Err(HijackError::Dispatches { pid }),
         THIRTY_TWO => Err(HijackError::NotSixtyFour { pid }),
         WRITE_FAILED => Err(HijackError::Os {
             what: "writing the stub through /proc/PID/mem",
@@ -404,6 +463,23 @@ fn signal_mask(tid: Pid) -> Option<u64> {
     // SAFETY: writes eight bytes at the given address (ptrace(2), PTRACE_GETSIGMASK).
     let answer = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid.as_raw(), 8_usize, &raw mut blocked) };
     (answer >= 0).then_some(blocked)
+}
+
+/// True if the kernel sends the thread's system calls to a handler in the program: a stub's would end there.
+fn dispatches_calls(tid: Pid) -> bool {
+    const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
+    let mut config = [0_u64; 4];
+    let size = size_of_val(&config);
+    // SAFETY: writes `size` bytes to the local array (linux/ptrace.h, struct ptrace_sud_config). Kernels before 6.4 say no.
+    let answer = unsafe {
+        libc::ptrace(
+            PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
+            tid.as_raw(),
+            size,
+            &raw mut config,
+        )
+    };
+    answer >= 0 && config.first().is_some_and(|&mode| mode != 0)
 }
 
 /// True if a signal waits for the thread or its process that it does not block: resuming it now would run the handler
@@ -538,8 +614,16 @@ fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
     let regs: Registers = unsafe { std::mem::zeroed() };
     // Nobody has this number: the requests fail.
     let nobody = Pid::from_raw(i32::MAX);
-    let _ = (ptrace::interrupt(nobody), ptrace::getregs(nobody), signal_pending(nobody));
-    let _ = (signal_mask(nobody), ptrace::setregs(nobody, regs), ptrace::detach(nobody, None));
+    let _ = (
+        ptrace::interrupt(nobody),
+        ptrace::getregs(nobody),
+        signal_pending(nobody),
+    );
+    let _ = (
+        signal_mask(nobody),
+        ptrace::setregs(nobody, regs),
+        ptrace::detach(nobody, None),
+    );
     match way {
         Way::Stub { at, job } => {
             std::hint::black_box(arch::stub(job, at, &regs, Signals::default()));
@@ -567,7 +651,7 @@ fn be_quick() {
 }
 
 /// The child's work in [`hijack`].
-fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64) {
+fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64) {
     let fail = |state: u32, errno: i32, tid: i32| {
         report.errno.store(errno as u32, Ordering::Release);
         report.tid.store(tid as u32, Ordering::Release);
@@ -593,6 +677,10 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caugh
                     }
                     continue;
                 }
+            }
+            if !is_thread_of(pid, tid) {
+                // Another process has this number now. It has not been stopped, and our exit lets go of it.
+                continue;
             }
             let asked = Instant::now();
             if ptrace::interrupt(thread).is_err() {
@@ -620,6 +708,11 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caugh
             if regs.cs != arch::USER_CS {
                 let _ = ptrace::detach(thread, None);
                 return fail(THIRTY_TWO, 0, tid);
+            }
+            if dispatches_calls(thread) {
+                let _ = ptrace::detach(thread, None);
+                fail(DISPATCHES, 0, tid);
+                continue;
             }
             if signal_pending(thread) {
                 let _ = ptrace::detach(thread, None);
@@ -687,8 +780,12 @@ pub const OUTSIDE: u32 = 1;
 /// It is in the range, or a register points there.
 pub const INSIDE: u32 = 2;
 
+/// It has ended.
+pub const ENDED: u32 = 3;
+
 /// Stops each of `threads` for a moment and tells whether it is outside of what is watched: [`OUTSIDE`], [`INSIDE`] (also if it
-/// could not be stopped), or 0 if it is gone.
+/// could not be stopped), [`ENDED`], or something else if it was not looked at: the observer may be killed on its way, or
+/// has to end because of a thread that does not stop. Only [`OUTSIDE`] and [`ENDED`] are answers to build on.
 ///
 /// # Errors
 /// When no child could be made.
@@ -700,7 +797,10 @@ pub fn observe_running(threads: &[i32], watch: &Watch) -> Result<Vec<u32>, Hijac
             let thread = Pid::from_raw(tid);
             match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
                 Ok(()) => {}
-                Err(nix::errno::Errno::ESRCH) => continue,
+                Err(nix::errno::Errno::ESRCH) => {
+                    answer.store(ENDED, Ordering::Release);
+                    continue;
+                }
                 Err(_) => {
                     answer.store(INSIDE, Ordering::Release);
                     continue;
@@ -715,7 +815,7 @@ pub fn observe_running(threads: &[i32], watch: &Watch) -> Result<Vec<u32>, Hijac
                     let _ = ptrace::detach(thread, None);
                     answer.store(if inside { INSIDE } else { OUTSIDE }, Ordering::Release);
                 }
-                Stop::Gone => answer.store(NOTHING, Ordering::Release),
+                Stop::Gone => answer.store(ENDED, Ordering::Release),
                 Stop::Late => {
                     answer.store(INSIDE, Ordering::Release);
                     // Only our exit lets go of it.

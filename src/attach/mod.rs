@@ -8,6 +8,7 @@
 pub mod candidates;
 pub mod elf;
 pub mod find_error;
+pub mod headroom;
 pub mod interpreter;
 pub mod module;
 pub mod preflight;

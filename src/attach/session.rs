@@ -13,7 +13,7 @@ use pyheap_injector::cure::{self, Cure, CureError, Inert};
 use pyheap_injector::hijack::Hijacked;
 use pyheap_injector::image::ImageError;
 use pyheap_injector::infect::{self, Found, Owner};
-use pyheap_injector::region::Sizes;
+use pyheap_injector::region::{Plan, Sizes};
 use pyheap_injector::{Image, InfectError, Infection, MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLayout, ShimHeader, StartStatus};
 use pyheap_protocol::domain;
@@ -32,6 +32,12 @@ const SHORTEST_ROUTED_PERIOD: u64 = 32 << 10;
 const HEARTBEAT: Duration = Duration::from_millis(1500);
 /// Most bytes of the interpreter's data that are searched for its allocators.
 const MAX_DATA_BYTES: u64 = 64 << 20;
+
+/// Most bytes of address space that the shim takes in a target.
+#[must_use]
+pub fn region_bytes() -> u64 {
+    Image::parse(SHIM).map_or(0, |image| Plan::new(&image, Sizes::default()).len)
+}
 
 /// What to record.
 #[derive(Debug, Clone, Copy)]
@@ -97,6 +103,16 @@ pub enum AttachError {
         /// Why.
         #[source]
         source: CureError,
+    },
+    /// Its memory cgroup is nearly full.
+    #[error(
+        "the memory cgroup of process {pid} has {left} bytes left, too few for the hooks' tables: raise its limit, or pyheap might be what gets it killed"
+    )]
+    NoMemory {
+        /// The target.
+        pid: i32,
+        /// What is left, in bytes.
+        left: u64,
     },
     /// The lock cannot be taken.
     #[error("cannot take the lock of process {pid}")]
@@ -210,6 +226,7 @@ impl Session {
     pub fn attach(target: Target, options: Options) -> Result<Self, AttachError> {
         let pid = target.facts.id.pid;
         let memory_error = |source| AttachError::Memory { pid, source };
+        let sizes = fitting(pid, options.sizes)?;
         let lock = lock(target.facts.id)?;
         clear_stale(pid, &target.interpreter)?;
         let infect_error = |source| AttachError::Infect { pid, source };
@@ -219,7 +236,7 @@ impl Session {
             pid: std::process::id(),
             start: own.map_or(0, |id| id.start_time),
         };
-        let mut infection = Infection::prepare(pid, &image, options.sizes, owner).map_err(infect_error)?;
+        let mut infection = Infection::prepare(pid, &image, sizes, owner).map_err(infect_error)?;
         let config = match config(&infection, &target, options) {
             Ok(config) => config,
             Err(error) => {
@@ -355,6 +372,24 @@ impl Drop for Session {
         if !self.detached && self.target.facts.id.is_alive() {
             let _ = self.detach_once();
         }
+    }
+}
+
+/// Headroom of a memory cgroup from which on the tables have the size that was asked for, and below which there are none.
+const AMPLE: u64 = 128 << 20;
+const TOO_LITTLE: u64 = 6 << 20;
+
+/// Sizes that the target's memory cgroup has room for: in a narrow one those that take 2 MiB when they are full.
+fn fitting(pid: i32, wanted: Sizes) -> Result<Sizes, AttachError> {
+    match super::headroom::of(pid) {
+        Some(left) if left < TOO_LITTLE => Err(AttachError::NoMemory { pid, left }),
+        Some(left) if left < AMPLE => Ok(Sizes {
+            live_samples: wanted.live_samples.min(1 << 14),
+            ring_bytes: wanted.ring_bytes.min(1 << 18),
+            codes: wanted.codes.min(1 << 12),
+            stacks: wanted.stacks.min(1 << 13),
+        }),
+        _ => Ok(wanted),
     }
 }
 

@@ -20,7 +20,7 @@ pub struct Args {
 /// When something is left.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let pid = args.pid;
-    let target = preflight::check(pid).map_err(Failure::from)?;
+    let target = preflight::look(pid).map_err(Failure::from)?;
     let cured = session::cure(pid, &target.interpreter).map_err(|error| Failure::new(code::FAILED, error))?;
     if cured.is_empty() {
         note(&format!("nothing of pyheap is in process {pid}"));
