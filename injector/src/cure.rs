@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 /// Longest wait for the stop routine.
 const STOP_DEADLINE: Duration = Duration::from_millis(800);
 /// Longest wait for threads to leave the shim, in each round.
-const LEAVE_DEADLINE: Duration = Duration::from_secs(2);
+const LEAVE_DEADLINE: Duration = Duration::from_secs(5);
 /// Pause before the last look: a thread that was preempted inside a function which reads and writes the allocators may
 /// hold our pointers where nobody sees them.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -122,6 +122,8 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
             stopped = true;
             match stop(pid, &memory, &identity, &header, &mut hijacks)? {
                 0 => {}
+                // Not what we had put there, nor what was there before us; but still nothing that would call us.
+                _ if verify(&text) => {}
                 foreign => {
                     clear_stubs(pid, &memory, &identity);
                     return Ok(Cure::Inert {

@@ -18,6 +18,9 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Longest wait for a redirected thread to get through its stub. It only runs straight-line code, but it may have to wait
 /// for a processor.
 const STUB_DEADLINE: Duration = Duration::from_millis(800);
+/// Longest wait for threads to be out of stubs. On a machine with many more running threads than processors it can take
+/// a second until each has been on one.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
 /// Time that a thread which was not wanted any more gets to say that it had begun before.
 const LAST_CHANCE: Duration = Duration::from_millis(100);
 /// Slots of stubs. Two hijacks in a row use different ones, and each must be zero before.
@@ -363,7 +366,7 @@ pub(crate) fn make_unused(pid: i32, memory: &ProcessMemory, maps: &[MemoryMap], 
         return true;
     }
     let watch = watch(memory, maps, None, stub);
-    let deadline = Instant::now() + STUB_DEADLINE;
+    let deadline = Instant::now() + LEAVE_DEADLINE;
     let outside = || observe::all_outside(pid, &watch, deadline).unwrap_or(false);
     outside() && outside() && write_code(pid, stub, &vec![0; len]).is_ok()
 }

@@ -202,6 +202,10 @@ pub fn round(pid: i32, watch: &Watch, waiting: &mut Vec<i32>) -> Result<bool, Hi
         let mut seen = answers.into_iter();
         // Whoever was not looked at counts as inside.
         waiting.retain(|_| !matches!(seen.next(), Some(hijack::OUTSIDE | hijack::ENDED)));
+        if !waiting.is_empty() {
+            // One that does not stop keeps the others from being looked at: not again the same first.
+            waiting.rotate_left(1);
+        }
     }
     Ok(waiting.is_empty())
 }

@@ -7,6 +7,7 @@
 
 pub mod candidates;
 pub mod elf;
+pub mod family;
 pub mod find_error;
 pub mod headroom;
 pub mod interpreter;

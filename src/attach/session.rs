@@ -358,7 +358,15 @@ impl Session {
     fn detach_once(&mut self) -> Result<Cure, CureError> {
         self.detached = true;
         let pid = self.infection.pid();
-        cure_region(pid, &self.target.interpreter, *self.infection.identity())
+        let own = *self.infection.identity();
+        // What an earlier pyheap had to leave may be free by now.
+        let others = regions(pid).into_iter().filter(|found| match found {
+            Found::Region(identity) => identity.base != own.base && user_of(pid, identity).is_none(),
+            Found::Empty { .. } => true,
+        });
+        let all: Vec<Found> = std::iter::once(Found::Region(own)).chain(others).collect();
+        let mut outcomes = cure_regions(pid, &self.target.interpreter, &all).into_iter();
+        outcomes.next().unwrap_or_else(|| Ok(Cure::Clean(Vec::new())))
     }
 
     /// The target is gone or has become another program: there is nothing to take out.
@@ -415,8 +423,60 @@ fn read_originals(memory: &ProcessMemory, identity: &Identity) -> [Option<Alloca
     })
 }
 
-/// Cures a region that this interpreter's allocators may point into.
-fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Result<Cure, CureError> {
+/// The three allocators of an interpreter: raw, mem, obj.
+type Allocators = [Allocator; 3];
+
+/// The allocators that a region found when nobody wrapped them: bare pymalloc, which calls nobody. While they are
+/// installed, nobody can come to call a wrapper, whatever else was there at other times.
+fn bare_allocators(memory: &ProcessMemory, identity: &Identity) -> Option<Allocators> {
+    let at = identity.control + offset_of!(Control, modes) as u64;
+    let modes: [u8; 12] = memory.read_array(RemoteAddr(at)).ok()?;
+    let is_pymalloc = |bytes: &[u8]| bytes == (Mode::Pymalloc as u32).to_le_bytes();
+    let [raw, mem, obj] = read_originals(memory, identity);
+    modes
+        .chunks_exact(4)
+        .skip(1)
+        .all(is_pymalloc)
+        .then_some([raw?, mem?, obj?])
+}
+
+/// Cures regions of one process, one after the other. Where one could not go because of another one that has gone now
+/// (a tool had wrapped the first, and the second had wrapped the tool), it is tried again. The outcomes in the same order.
+fn cure_regions(pid: i32, interpreter: &Interpreter, all: &[Found]) -> Vec<Result<Cure, CureError>> {
+    let memory = ProcessMemory::new(pid);
+    let bare: Vec<Allocators> = all
+        .iter()
+        .filter_map(|found| match found {
+            Found::Region(identity) => bare_allocators(&memory, identity),
+            Found::Empty { .. } => None,
+        })
+        .collect();
+    let cure_one = |found: &Found| match found {
+        Found::Region(identity) => cure_region(pid, interpreter, *identity, &bare),
+        Found::Empty { .. } => cure::cure(pid, found, |_| true),
+    };
+    let mut outcomes: Vec<_> = all.iter().map(cure_one).collect();
+    let is_clean = |outcome: &Result<Cure, CureError>| matches!(outcome, Ok(Cure::Clean(_)));
+    if outcomes.iter().any(is_clean) {
+        for (outcome, found) in outcomes.iter_mut().zip(all) {
+            let in_the_way = Inert::Foreign(0);
+            if let Ok(Cure::Inert { why, .. }) = outcome
+                && std::mem::discriminant(why) == std::mem::discriminant(&in_the_way)
+            {
+                *outcome = cure_one(found);
+            }
+        }
+    }
+    outcomes
+}
+
+/// Cures a region that this interpreter's allocators may point into; `bare` are allocators that call nobody.
+fn cure_region(
+    pid: i32,
+    interpreter: &Interpreter,
+    identity: Identity,
+    bare: &[Allocators],
+) -> Result<Cure, CureError> {
     let memory = ProcessMemory::new(pid);
     let mut identity = identity;
     // What stands in the target is newer than what we were told when we mapped it.
@@ -439,19 +499,61 @@ fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Resul
     }
     let structs = identity.allocators;
     let originals = read_originals(&memory, &identity);
-    // Not only free of our wrappers, but what was there before us: a tool that wrapped us meanwhile will call us.
+    // Not only free of our wrappers, but what was there before us, or what calls nobody: a tool that wrapped us meanwhile
+    // will call us.
     let verify = |text: &Range<u64>| {
+        let now = structs.map(|address| read_allocator(&memory, address).ok().filter(|_| address != 0));
+        let is_bare = bare.iter().any(|bare| now == bare.map(Some));
         structs
             .iter()
+            .zip(now)
             .zip(originals)
-            .filter(|&(&address, _)| address != 0)
-            .all(|(&address, original)| {
-                let is_original = |now: &Allocator| original.is_none_or(|was| was == *now);
-                read_allocator(&memory, address)
-                    .is_ok_and(|now| is_original(&now) && !now.functions.iter().any(|f| text.contains(f)))
+            .filter(|&((&address, _), _)| address != 0)
+            .all(|((_, now), original)| {
+                now.is_some_and(|now| {
+                    let is_original = is_bare || original.is_none_or(|was| was == now);
+                    is_original && !now.functions.iter().any(|f| text.contains(f))
+                })
             })
+            && !is_remembered(&memory, text)
     };
     cure::cure(pid, &Found::Region(identity), verify)
+}
+
+/// True if data of the interpreter or of a library holds a pointer into `text`. tracemalloc keeps what it found when it was
+/// last started, and calls it when it is started again, before it looks anew; others keep theirs in static data, too.
+fn is_remembered(memory: &ProcessMemory, text: &Range<u64>) -> bool {
+    let Ok(maps) = pyheap_injector::space::maps(memory.pid()) else {
+        return true;
+    };
+    let mut left = MAX_DATA_BYTES;
+    let mut end_of_data = 0;
+    for map in maps {
+        use procfs::process::{MMPermissions, MMapPath};
+        // Data of a file, and what follows it without a name: its .bss.
+        let is_data = match map.pathname {
+            MMapPath::Path(_) => true,
+            MMapPath::Anonymous => map.address.0 == end_of_data,
+            _ => false,
+        };
+        if is_data {
+            end_of_data = map.address.1;
+        }
+        let wanted = MMPermissions::READ | MMPermissions::WRITE | MMPermissions::PRIVATE;
+        if !is_data || !map.perms.contains(wanted) {
+            continue;
+        }
+        let len = (map.address.1 - map.address.0).min(left);
+        left -= len;
+        let bytes = memory
+            .read_vec(RemoteAddr(map.address.0), len as usize)
+            .unwrap_or_default();
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        if bytes.chunks_exact(8).any(|bytes| text.contains(&word(bytes))) {
+            return true;
+        }
+    }
+    false
 }
 
 /// True for a forked child's copy of its parent's region: the kernel has wiped its control block, so that the shim's words
@@ -510,26 +612,24 @@ fn revive(memory: &ProcessMemory, identity: &Identity) -> Result<(), MemoryError
 
 /// Takes out what an earlier pyheap left; refuses if that one is alive.
 fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
-    for found in regions(pid) {
-        match found {
-            Found::Region(identity) => {
-                if let Some(owner) = user_of(pid, &identity) {
-                    return Err(AttachError::Recorded { pid, owner });
-                }
-                if identity.protocol != pyheap_protocol::PROTOCOL {
-                    return Err(AttachError::OtherProtocol {
-                        pid,
-                        protocol: identity.protocol,
-                    });
-                }
-                cure_region(pid, interpreter, identity).map_err(|source| AttachError::Stale { pid, source })?;
+    let all = regions(pid);
+    for found in &all {
+        if let Found::Region(identity) = found {
+            if let Some(owner) = user_of(pid, identity) {
+                return Err(AttachError::Recorded { pid, owner });
             }
-            Found::Empty { .. } => {
-                cure::cure(pid, &found, |_| true).map_err(|source| AttachError::Stale { pid, source })?;
+            if identity.protocol != pyheap_protocol::PROTOCOL {
+                return Err(AttachError::OtherProtocol {
+                    pid,
+                    protocol: identity.protocol,
+                });
             }
         }
     }
-    Ok(())
+    let outcomes = cure_regions(pid, interpreter, &all).into_iter();
+    outcomes
+        .map(|outcome| outcome.map(|_| ()).map_err(|source| AttachError::Stale { pid, source }))
+        .collect()
 }
 
 /// The regions of pyheap in a process; none if it cannot be looked into.
@@ -600,18 +700,18 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
     let mut done = Vec::new();
     let id = ProcessId::of(pid).ok();
     let lock = id.and_then(|id| Lock::take(id).ok()).flatten();
+    let mut free = Vec::new();
     for found in regions(pid) {
-        let outcome = match found {
-            Found::Region(identity) => {
-                if let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid)) {
-                    done.push(Cured::InUse { owner });
-                    continue;
-                }
-                cure_region(pid, interpreter, identity)?
-            }
-            Found::Empty { .. } => cure::cure(pid, &found, |_| true)?,
-        };
-        done.push(match outcome {
+        if let Found::Region(identity) = found
+            && let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid))
+        {
+            done.push(Cured::InUse { owner });
+        } else {
+            free.push(found);
+        }
+    }
+    for outcome in cure_regions(pid, interpreter, &free) {
+        done.push(match outcome? {
             Cure::Clean(_) => Cured::Gone,
             Cure::Inert { why, .. } => Cured::Inert(why),
         });

@@ -58,7 +58,12 @@ def compute(seed):
 
     def computing():
         want = work()
-        return lambda: None if work() == want else "another result"
+
+        def step():
+            if seed % 2:
+                time.sleep(0.002)  # not all of them need a whole processor
+            return None if work() == want else "another result"
+        return step
     return computing
 
 

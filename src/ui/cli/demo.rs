@@ -92,6 +92,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         Human(args.duration)
     ));
     let recording = record::Args {
+        children: false,
         process: Some(target.facts.id.pid),
         pid: None,
         duration: Some(args.duration),
