@@ -29,6 +29,13 @@ const STARVED_DEADLINE: Duration = Duration::from_secs(5);
 const SPIN: Duration = Duration::from_micros(30);
 /// Longest time for finding a thread that can be redirected.
 const HIJACK_DEADLINE: Duration = Duration::from_millis(800);
+/// The same for taking the hooks out: on a machine with many more running threads than processors, and with signals that are
+/// always pending when a thread gets to run, it can take some attempts.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(4);
+/// Longest wait for all of some threads that are to be looked at. They are asked at the same time.
+const OBSERVE_DEADLINE: Duration = Duration::from_secs(1);
+/// So many threads are asked at the same time: each stands still until it has been looked at.
+const OBSERVED_AT_ONCE: usize = 16;
 /// Threads that one child looks at.
 pub const MAX_THREADS: usize = 8192;
 
@@ -306,7 +313,7 @@ pub fn call(
         stacks,
         spare,
     };
-    hijack_by(pid, threads, way)
+    hijack_by(pid, threads, way, HIJACK_DEADLINE)
 }
 
 /// Redirects one of `threads` (in this order of preference) of `pid` to a stub at `stub_at` that does `job`.
@@ -317,10 +324,15 @@ pub fn call(
 /// # Errors
 /// See [`HijackError`].
 pub fn hijack(pid: i32, threads: &[i32], stub_at: u64, job: Job) -> Result<Hijacked, HijackError> {
-    hijack_by(pid, threads, Way::Stub { at: stub_at, job })
+    // Who comes can be refused; who leaves has to get in once more.
+    let patience = match job {
+        Job::Map { .. } => HIJACK_DEADLINE,
+        Job::Call { .. } | Job::Unmap { .. } => LEAVE_DEADLINE,
+    };
+    hijack_by(pid, threads, Way::Stub { at: stub_at, job }, patience)
 }
 
-fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, HijackError> {
+fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>, patience: Duration) -> Result<Hijacked, HijackError> {
     let memory = File::options()
         .read(true)
         .write(true)
@@ -333,7 +345,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
     let fd = memory.as_raw_fd();
     let caught = caught_signals(pid);
     arch::ask_processor();
-    in_child(|| redirect(&report, pid, threads, fd, way, caught))?;
+    in_child(|| redirect(&report, pid, threads, fd, way, caught, patience))?;
     let tid = report.tid.load(Ordering::Acquire) as i32;
     let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
     match report.state.load(Ordering::Acquire) {
@@ -354,7 +366,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
         }),
         _ => Err(HijackError::Timeout {
             pid,
-            deadline: STOP_DEADLINE,
+            deadline: patience,
         }),
     }
 }
@@ -651,13 +663,13 @@ fn be_quick() {
 }
 
 /// The child's work in [`hijack`].
-fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64) {
+fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64, patience: Duration) {
     let fail = |state: u32, errno: i32, tid: i32| {
         report.errno.store(errno as u32, Ordering::Release);
         report.tid.store(tid as u32, Ordering::Release);
         report.state.store(state, Ordering::Release);
     };
-    let deadline = Instant::now() + HIJACK_DEADLINE;
+    let deadline = Instant::now() + patience;
     let (mut late, mut unfit) = (false, false);
     if let Err((state, errno)) = prepare(memory, way) {
         return fail(state, errno, 0);
@@ -666,15 +678,15 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
     loop {
         for &tid in threads {
             let thread = Pid::from_raw(tid);
+            let mut is_asked = false;
             match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
                 Ok(()) => {}
                 Err(nix::errno::Errno::ESRCH) => continue,
+                // One that we have asked before, and that may have stopped by now. (If it is none of ours, that will show.)
+                Err(_) if late => is_asked = true,
                 // Also what an exiting thread answers: try the others before believing it.
                 Err(errno) => {
-                    // Of a thread that did not stop before it only says that we trace it already.
-                    if !late {
-                        fail(REFUSED, errno as i32, tid);
-                    }
+                    fail(REFUSED, errno as i32, tid);
                     continue;
                 }
             }
@@ -683,7 +695,7 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                 continue;
             }
             let asked = Instant::now();
-            if ptrace::interrupt(thread).is_err() {
+            if !is_asked && ptrace::interrupt(thread).is_err() {
                 continue;
             }
             match wait_for_stop(thread, (asked + STOP_DEADLINE).min(deadline)) {
@@ -783,6 +795,57 @@ pub const INSIDE: u32 = 2;
 /// It has ended.
 pub const ENDED: u32 = 3;
 
+/// Looks at each of `threads`, which have been asked to stop, as soon as it has stopped, and lets it go on. False if one
+/// does not stop in time.
+fn look_at(threads: &[i32], answers: &[AtomicU32], watch: &Watch) -> bool {
+    let begun = Instant::now();
+    let mut deadline = begun + OBSERVE_DEADLINE;
+    loop {
+        let mut status = 0;
+        // SAFETY: writes one integer.
+        let tid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::WNOHANG) };
+        if tid < 0 {
+            // No tracee is left.
+            return true;
+        }
+        if tid == 0 {
+            let now = Instant::now();
+            if now > deadline {
+                let mut left = threads.iter().zip(answers).filter(|(_, a)| a.load(Ordering::Acquire) == 0);
+                if now > begun + STARVED_DEADLINE || !left.any(|(&tid, _)| is_runnable(Pid::from_raw(tid))) {
+                    return false;
+                }
+                deadline = now + STOP_DEADLINE;
+            }
+            wait_for_child_signal(deadline - now);
+            continue;
+        }
+        let thread = Pid::from_raw(tid);
+        let stopped = libc::WIFSTOPPED(status);
+        let (signal, event) = (libc::WSTOPSIG(status), status >> 16);
+        if stopped && event != libc::PTRACE_EVENT_STOP {
+            resume(thread, if event == 0 && signal & 0x80 == 0 { signal } else { 0 });
+            continue;
+        }
+        let answer = if stopped {
+            let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| {
+                watch.holds(&regs) || watch.is_interrupted(tid, regs.rsp)
+            });
+            let _ = ptrace::detach(thread, None);
+            if inside { INSIDE } else { OUTSIDE }
+        } else {
+            ENDED
+        };
+        if let Some(place) = threads
+            .iter()
+            .zip(answers)
+            .find_map(|(&of, place)| (of == tid).then_some(place))
+        {
+            place.store(answer, Ordering::Release);
+        }
+    }
+}
+
 /// Stops each of `threads` for a moment and tells whether it is outside of what is watched: [`OUTSIDE`], [`INSIDE`] (also if it
 /// could not be stopped), [`ENDED`], or something else if it was not looked at: the observer may be killed on its way, or
 /// has to end because of a thread that does not stop. Only [`OUTSIDE`] and [`ENDED`] are answers to build on.
@@ -793,34 +856,22 @@ pub fn observe_running(threads: &[i32], watch: &Watch) -> Result<Vec<u32>, Hijac
     let report = Shared::new()?;
     let threads = threads.get(..MAX_THREADS).unwrap_or(threads);
     in_child(|| {
-        for (&tid, answer) in threads.iter().zip(&report.observed) {
-            let thread = Pid::from_raw(tid);
-            match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
-                Ok(()) => {}
-                Err(nix::errno::Errno::ESRCH) => {
-                    answer.store(ENDED, Ordering::Release);
-                    continue;
-                }
-                Err(_) => {
-                    answer.store(INSIDE, Ordering::Release);
-                    continue;
+        be_quick();
+        let mut answers = report.observed.get(..threads.len()).unwrap_or_default();
+        for some in threads.chunks(OBSERVED_AT_ONCE) {
+            let (these, rest) = answers.split_at(some.len());
+            answers = rest;
+            for (&tid, answer) in some.iter().zip(these) {
+                let thread = Pid::from_raw(tid);
+                match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
+                    Ok(()) => drop(ptrace::interrupt(thread)),
+                    Err(nix::errno::Errno::ESRCH) => answer.store(ENDED, Ordering::Release),
+                    Err(_) => answer.store(INSIDE, Ordering::Release),
                 }
             }
-            let _ = ptrace::interrupt(thread);
-            match wait_for_stop(thread, Instant::now() + STOP_DEADLINE) {
-                Stop::Ours | Stop::Group => {
-                    let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| {
-                        watch.holds(&regs) || watch.is_interrupted(tid, regs.rsp)
-                    });
-                    let _ = ptrace::detach(thread, None);
-                    answer.store(if inside { INSIDE } else { OUTSIDE }, Ordering::Release);
-                }
-                Stop::Gone => answer.store(ENDED, Ordering::Release),
-                Stop::Late => {
-                    answer.store(INSIDE, Ordering::Release);
-                    // Only our exit lets go of it.
-                    return;
-                }
+            if !look_at(some, these, watch) {
+                // One does not stop: only our exit lets go of it.
+                return;
             }
         }
     })?;

@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const STUB_DEADLINE: Duration = Duration::from_millis(800);
 /// Longest wait for threads to be out of stubs. On a machine with many more running threads than processors it can take
 /// a second until each has been on one.
-const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
+const LEAVE_DEADLINE: Duration = Duration::from_secs(5);
 /// Time that a thread which was not wanted any more gets to say that it had begun before.
 const LAST_CHANCE: Duration = Duration::from_millis(100);
 /// Slots of stubs. Two hijacks in a row use different ones, and each must be zero before.

@@ -9,6 +9,7 @@ use super::preflight::Target;
 use super::process::ProcessId;
 use crate::frames::Layout;
 use crate::frames::layout::TopFrame;
+use procfs::process::{MMapPath, MemoryMap};
 use pyheap_injector::cure::{self, Cure, CureError, Inert};
 use pyheap_injector::hijack::Hijacked;
 use pyheap_injector::image::ImageError;
@@ -240,7 +241,7 @@ impl Session {
         let config = match config(&infection, &target, options) {
             Ok(config) => config,
             Err(error) => {
-                let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
+                let _ = cure_regions(pid, &target.interpreter, &[Found::Region(*infection.identity())]);
                 return Err(error);
             }
         };
@@ -248,7 +249,7 @@ impl Session {
             // Nothing is installed, and the region can go; unless a thread is yet to come to it. Then it stays, inert, for
             // the next pyheap.
             if !matches!(source, InfectError::Slow { .. }) {
-                let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
+                let _ = cure_regions(pid, &target.interpreter, &[Found::Region(*infection.identity())]);
             }
             return Err(infect_error(source));
         }
@@ -515,38 +516,29 @@ fn cure_region(
                     is_original && !now.functions.iter().any(|f| text.contains(f))
                 })
             })
-            && !is_remembered(&memory, text)
+            && !is_remembered(&memory, interpreter, text)
     };
     cure::cure(pid, &Found::Region(identity), verify)
 }
 
 /// True if data of the interpreter or of a library holds a pointer into `text`. tracemalloc keeps what it found when it was
 /// last started, and calls it when it is started again, before it looks anew; others keep theirs in static data, too.
-fn is_remembered(memory: &ProcessMemory, text: &Range<u64>) -> bool {
+fn is_remembered(memory: &ProcessMemory, interpreter: &Interpreter, text: &Range<u64>) -> bool {
     let Ok(maps) = pyheap_injector::space::maps(memory.pid()) else {
         return true;
     };
+    let mut ranges = interpreter.writable.clone();
+    let first_of_file = |map: &&MemoryMap| map.offset == 0 && matches!(map.pathname, MMapPath::Path(_));
+    for map in maps.iter().filter(first_of_file) {
+        ranges.extend(writable_segments(memory, map.address.0));
+    }
     let mut left = MAX_DATA_BYTES;
-    let mut end_of_data = 0;
-    for map in maps {
-        use procfs::process::{MMPermissions, MMapPath};
-        // Data of a file, and what follows it without a name: its .bss.
-        let is_data = match map.pathname {
-            MMapPath::Path(_) => true,
-            MMapPath::Anonymous => map.address.0 == end_of_data,
-            _ => false,
-        };
-        if is_data {
-            end_of_data = map.address.1;
-        }
-        let wanted = MMPermissions::READ | MMPermissions::WRITE | MMPermissions::PRIVATE;
-        if !is_data || !map.perms.contains(wanted) {
-            continue;
-        }
-        let len = (map.address.1 - map.address.0).min(left);
+    for range in ranges {
+        let len = range.end.saturating_sub(range.start).min(left);
         left -= len;
+        // What is not mapped (any more) holds nothing.
         let bytes = memory
-            .read_vec(RemoteAddr(map.address.0), len as usize)
+            .read_vec(RemoteAddr(range.start), len as usize)
             .unwrap_or_default();
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         if bytes.chunks_exact(8).any(|bytes| text.contains(&word(bytes))) {
@@ -554,6 +546,51 @@ fn is_remembered(memory: &ProcessMemory, text: &Range<u64>) -> bool {
         }
     }
     false
+}
+
+/// The writable segments of the ELF file whose first page is mapped at `start`, .bss included and nothing else; none if it
+/// is no ELF file. (What follows .bss without a gap in /proc/PID/maps may be a stack.)
+fn writable_segments(memory: &ProcessMemory, start: u64) -> Vec<Range<u64>> {
+    const HEADER: usize = 4096;
+    const LOAD: u32 = 1;
+    const WRITABLE: u32 = 2;
+    let Ok(bytes) = memory.read_vec(RemoteAddr(start), HEADER) else {
+        return Vec::new();
+    };
+    let word = |at: usize, len: usize| {
+        let mut word = [0; 8];
+        word.get_mut(..len)?
+            .copy_from_slice(bytes.get(at..at.checked_add(len)?)?);
+        Some(u64::from_le_bytes(word))
+    };
+    let is_elf = bytes.starts_with(b"\x7fELF\x02\x01");
+    let (Some(table), Some(count)) = (word(0x20, 8).filter(|_| is_elf), word(0x38, 2)) else {
+        return Vec::new();
+    };
+    let (mut first, mut found) = (None, Vec::new());
+    for number in 0..count as usize {
+        let Some(at) = usize::try_from(table)
+            .ok()
+            .and_then(|table| table.checked_add(number * 56))
+        else {
+            break;
+        };
+        let (Some(kind), Some(flags), Some(address), Some(len)) =
+            (word(at, 4), word(at + 4, 4), word(at + 16, 8), word(at + 40, 8))
+        else {
+            break;
+        };
+        if kind != u64::from(LOAD) {
+            continue;
+        }
+        let bias = start.wrapping_sub(*first.get_or_insert(address & !0xfff));
+        if flags & u64::from(WRITABLE) != 0 {
+            // Pointers are aligned.
+            let begin = bias.wrapping_add(address) & !7;
+            found.push(begin..bias.wrapping_add(address).saturating_add(len));
+        }
+    }
+    found
 }
 
 /// True for a forked child's copy of its parent's region: the kernel has wiped its control block, so that the shim's words

@@ -61,7 +61,7 @@ def compute(seed):
 
         def step():
             if seed % 2:
-                time.sleep(0.002)  # not all of them need a whole processor
+                time.sleep(0.005)  # not all of them need a whole processor
             return None if work() == want else "another result"
         return step
     return computing
@@ -127,7 +127,7 @@ def pipe():
             os.write(w, struct.pack("Q", n))
             n += 1
             if n % 64 == 0:
-                time.sleep(0.001)
+                time.sleep(0.01)
     threading.Thread(target=write, daemon=True).start()
     count = [0]
 
@@ -152,6 +152,7 @@ def sockets():
     message = bytes(bytearray(range(256))) * 200
 
     def step():
+        time.sleep(0.005)
         a.sendall(message[:20000])
         got = b""
         while len(got) < 20000:

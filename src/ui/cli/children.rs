@@ -68,6 +68,7 @@ impl Children {
             "--period",
             &args.period.to_string(),
         ]);
+        command.args(["--parent", &std::process::id().to_string()]);
         command.args(["--suffix", args.suffix.example(), "-o"]).arg(&base);
         if let Some(left) = left {
             command.args(["--duration", &format!("{}ms", left.as_millis().max(1))]);

@@ -93,6 +93,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     ));
     let recording = record::Args {
         children: false,
+        parent: None,
         process: Some(target.facts.id.pid),
         pid: None,
         duration: Some(args.duration),

@@ -74,6 +74,10 @@ pub struct Args {
     #[arg(long)]
     pub children: bool,
 
+    /// Stop when this is no longer the parent: a recording of a child does not outlive that of its parent.
+    #[arg(long, hide = true, value_name = "PID")]
+    pub parent: Option<u32>,
+
     /// Say more: what was found and what the attach cost.
     #[arg(long, short)]
     pub verbose: bool,
@@ -365,7 +369,10 @@ fn wait(
         why
     };
     loop {
-        if stop.load(Ordering::Acquire) {
+        let is_orphan = args
+            .parent
+            .is_some_and(|pid| std::os::unix::process::parent_id() != pid);
+        if stop.load(Ordering::Acquire) || is_orphan {
             return end(Why::Asked);
         }
         // Reaps a program of ours, so that it does not count as alive.
