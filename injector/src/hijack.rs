@@ -811,7 +811,10 @@ fn look_at(threads: &[i32], answers: &[AtomicU32], watch: &Watch) -> bool {
         if tid == 0 {
             let now = Instant::now();
             if now > deadline {
-                let mut left = threads.iter().zip(answers).filter(|(_, a)| a.load(Ordering::Acquire) == 0);
+                let mut left = threads
+                    .iter()
+                    .zip(answers)
+                    .filter(|(_, a)| a.load(Ordering::Acquire) == 0);
                 if now > begun + STARVED_DEADLINE || !left.any(|(&tid, _)| is_runnable(Pid::from_raw(tid))) {
                     return false;
                 }

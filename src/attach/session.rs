@@ -663,10 +663,10 @@ fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
             }
         }
     }
-    let outcomes = cure_regions(pid, interpreter, &all).into_iter();
-    outcomes
-        .map(|outcome| outcome.map(|_| ()).map_err(|source| AttachError::Stale { pid, source }))
-        .collect()
+    for outcome in cure_regions(pid, interpreter, &all) {
+        outcome.map_err(|source| AttachError::Stale { pid, source })?;
+    }
+    Ok(())
 }
 
 /// The regions of pyheap in a process; none if it cannot be looked into.
