@@ -263,35 +263,6 @@ fn cure_after_sigkill() {
     }
 }
 
-/// pyheap is killed at a random moment of its attach or detach, many times: the target must not notice.
-#[test]
-fn sigkill_at_any_moment() {
-    const TEST: &str = "sigkill_at_any_moment";
-    let Some(python) = interpreters::any() else {
-        skip!(TEST, "no CPython found")
-    };
-    let dir = scratch();
-    let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
-    let mut target = Target::start(&python, "busy.py", &["4"]);
-    let pid = target.pid.to_string();
-    // Moments spread evenly over the attach (0–40 ms) in steps that do not fit any period of ours.
-    for round in 0..60u32 {
-        let run = pyheap::start(["record", &pid, "--duration", "10ms", "-o", &base]);
-        std::thread::sleep(Duration::from_micros(u64::from(round) * 701));
-        run.signal(Signal::SIGKILL);
-        run.finish(DEADLINE);
-        let status = target.ask("STATUS", "STATUS");
-        assert_eq!(
-            (&status["wrong"], &status["errors"]),
-            (&Value::from(0), &Value::Array(vec![])),
-            "round {round}"
-        );
-    }
-    pyheap::record(target.pid, &base, &[]).interrupt();
-    target.ask("EXIT", "DONE");
-    assert!(target.wait().success());
-}
-
 /// While a recording runs nobody is traced, so other tools work on the target at the same time.
 #[test]
 fn strace_works_while_recording() {

@@ -5,49 +5,13 @@
 
 mod common;
 
+use common::golden::check as golden;
 use common::picture::{Picture, tracer};
 use common::pyheap::{Finished, run, start_command};
 use common::target::Target;
-use common::{DEADLINE, have, interpreters, is_root, scratch, tests_dir, until};
-use std::collections::BTreeMap;
+use common::{DEADLINE, have, interpreters, is_root, scratch, until};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
-
-/// Compares one refusal with the golden file, or writes it there.
-fn golden(name: &str, code: i32, run: Finished, replace: &[(&str, &str)]) {
-    static FILE: Mutex<()> = Mutex::new(());
-    assert!(
-        run.stdout.is_empty(),
-        "{name}: a refusal has nothing to say on stdout: {}",
-        run.stdout
-    );
-    let mut text = run.stderr.trim_end().to_owned();
-    assert!(
-        !text.contains('\n') && !text.is_empty(),
-        "{name}: a refusal is one line, not:\n{text}"
-    );
-    assert!(!text.contains("panicked"), "{name}: {text}");
-    for (what, with) in replace {
-        text = text.replace(what, with);
-    }
-    let run = run.expect_code(code);
-    let line = format!("{}: {text}", run.code());
-    let path = tests_dir().join("golden/refusals.txt");
-    let _file = FILE.lock().unwrap_or_else(PoisonError::into_inner);
-    let old = std::fs::read_to_string(&path).unwrap_or_default();
-    let mut all: BTreeMap<&str, &str> = old.lines().filter_map(|line| line.split_once(": ")).collect();
-    if std::env::var_os("PYHEAP_BLESS").is_some() {
-        all.insert(name, &line);
-        let text: String = all.iter().map(|(name, line)| format!("{name}: {line}\n")).collect();
-        std::fs::write(&path, text).expect("the golden file");
-        return;
-    }
-    let wanted = all
-        .get(name)
-        .unwrap_or_else(|| panic!("{name} is not in {}; now: {line}", path.display()));
-    assert_eq!(*wanted, line, "{name}; PYHEAP_BLESS=1 accepts it");
-}
 
 /// `pyheap record PID -o BASE` to its end.
 fn refused(pid: i32, base: &Path) -> Finished {

@@ -5,7 +5,7 @@ mod common;
 use common::interpreters::{self, Interpreter};
 use common::picture::{Picture, rss_kib, tracer};
 use common::target::Target;
-use common::{DEADLINE, alone, pyheap, scratch};
+use common::{DEADLINE, alone, each_of, in_parallel, pyheap, scratch};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -49,87 +49,95 @@ const SLACK: f64 = 0.15;
 /// For SO_RCVTIMEO, which the kernel's coarse timer wheel serves: a timeout of seconds ends up to an eighth later, untouched.
 const COARSE: f64 = 0.8;
 
-/// All calls of one kind of hit at once, each in a process of its own: they only wait.
-fn blocking_calls(interpreter: &Interpreter, hit: Hit, latest: f64) -> (f64, String) {
+/// One process in one call.
+struct Row {
+    call: String,
+    hit: Hit,
+    target: Target,
+    pyheap: Option<pyheap::Running>,
+}
+
+/// All calls with all kinds of hits at once, each in a process of its own: they only wait. The control group is among
+/// them, so that all have the same conditions.
+fn blocking_calls(interpreter: &Interpreter) -> String {
     let dir = scratch();
     let mut problems = String::new();
-    let mut worst: f64 = 0.0;
-    let mut waiting = Vec::new();
     let timeout = TIMEOUT.to_string();
-    let mut targets: Vec<(String, Target)> = calls(interpreter)
-        .into_iter()
-        .map(|call| {
-            (
-                call.clone(),
-                Target::start(interpreter, "blocking.py", &[&call, &timeout]),
-            )
-        })
-        .filter(|(_, target)| target.facts["can"].as_bool() == Some(true))
-        .collect();
-    for (_, target) in &mut targets {
-        target.send("GO");
-        target.expect("BLOCKING");
+    let mut rows: Vec<Row> = Vec::new();
+    for call in calls(interpreter) {
+        for hit in [Hit::Never, Hit::Early, Hit::AttachLate, Hit::DetachLate] {
+            let target = Target::start(interpreter, "blocking.py", &[&call, &timeout]);
+            if target.facts["can"].as_bool() == Some(true) {
+                let call = call.clone();
+                let pyheap = None;
+                rows.push(Row {
+                    call,
+                    hit,
+                    target,
+                    pyheap,
+                });
+            }
+        }
+    }
+    for row in &mut rows {
+        row.target.send("GO");
+        row.target.expect("BLOCKING");
     }
     let begun = Instant::now();
-    let sleep_until = |fraction: f64| {
+    for (at, hits) in [
+        (0.05, &[Hit::Early, Hit::DetachLate][..]),
+        (0.9, &[Hit::AttachLate][..]),
+    ] {
         // The one kind of sleep that is meant: the moment of the hit is what is tested.
-        std::thread::sleep(Duration::from_secs_f64(TIMEOUT * fraction).saturating_sub(begun.elapsed()));
-    };
-    let (at, duration) = match hit {
-        Hit::Never => (0.0, ""),
-        Hit::Early => (0.05, "50ms"),
-        Hit::AttachLate => (0.9, "50ms"),
-        Hit::DetachLate => (0.05, "5100ms"),
-    };
-    if hit != Hit::Never {
-        sleep_until(at);
-        for (call, target) in &targets {
-            let base = dir.path().join(call);
-            let pid = target.pid.to_string();
-            let args = [
-                "record",
-                &pid,
-                "--duration",
-                duration,
-                "-o",
-                base.to_str().expect("UTF-8"),
-            ];
-            waiting.push((call.clone(), pyheap::start(args)));
+        std::thread::sleep(Duration::from_secs_f64(TIMEOUT * at).saturating_sub(begun.elapsed()));
+        for row in rows.iter_mut().filter(|row| hits.contains(&row.hit)) {
+            let duration = if row.hit == Hit::DetachLate { "5100ms" } else { "50ms" };
+            let base = dir.path().join(format!("{}-{:?}", row.call, row.hit));
+            let (pid, base) = (row.target.pid.to_string(), base.to_str().expect("UTF-8").to_owned());
+            row.pyheap = Some(pyheap::start(["record", &pid, "--duration", duration, "-o", &base]));
         }
     }
-    for (call, target) in &mut targets {
-        let result = target.expect("RESULT");
-        let elapsed = result["elapsed"].as_f64().expect("a number");
-        let slack = if call.contains("rcvtimeo") { COARSE } else { SLACK };
-        if slack == SLACK {
-            worst = worst.max(elapsed - TIMEOUT);
-        }
-        if result["result"] != result["expected"] {
+    let answers: Vec<Value> = rows.iter_mut().map(|row| row.target.expect("RESULT")).collect();
+    let elapsed = |answer: &Value| answer["elapsed"].as_f64().expect("a number");
+    let is_coarse = |call: &str| call.contains("rcvtimeo");
+    let control = rows
+        .iter()
+        .zip(&answers)
+        .filter(|(row, _)| row.hit == Hit::Never && !is_coarse(&row.call));
+    let latest = control.map(|(_, answer)| elapsed(answer) - TIMEOUT).fold(0.0, f64::max);
+    for (Row { call, hit, .. }, answer) in rows.iter().zip(&answers) {
+        if answer["result"] != answer["expected"] {
             let _ = writeln!(
                 problems,
                 "{hit:?} {call}: {} instead of {}",
-                result["result"], result["expected"]
+                answer["result"], answer["expected"]
             );
         }
+        let slack = if is_coarse(call) { COARSE } else { SLACK };
+        let took = elapsed(answer);
         // A millisecond early would be early; poll and epoll have a resolution of one.
-        if elapsed < TIMEOUT - 0.0011 || elapsed > TIMEOUT + latest + slack {
-            let _ = writeln!(problems, "{hit:?} {call}: took {elapsed:.4} s instead of {TIMEOUT}");
-        }
-    }
-    for (call, run) in waiting {
-        let finished = run.finish(DEADLINE);
-        if finished.code() != 0 {
+        if took < TIMEOUT - 0.0011 || took > TIMEOUT + latest + slack {
             let _ = writeln!(
                 problems,
-                "{hit:?} {call}: pyheap: {}: {}",
-                finished.status, finished.stderr
+                "{hit:?} {call}: took {took:.4} s instead of {TIMEOUT}; latest {latest:.4}"
             );
         }
     }
-    for (_, target) in targets {
+    for Row {
+        call,
+        hit,
+        target,
+        pyheap,
+    } in rows
+    {
+        if let Some(finished) = pyheap.map(|run| run.finish(DEADLINE))
+            && finished.code() != 0
+        {
+            let _ = writeln!(problems, "{hit:?} {call}: {}: {}", finished.status, finished.stderr);
+        }
         target.exit_cleanly();
     }
-    (worst, problems)
+    problems
 }
 
 #[test]
@@ -137,12 +145,8 @@ fn blocking_calls_end_as_without_us() {
     let _alone = alone();
     let mut problems = String::new();
     for interpreter in interpreters::some(&["pyenv-3.8", "deb-3.11", "3.12", "3.13"]) {
-        let (latest, wrong) = blocking_calls(&interpreter, Hit::Never, 1.0);
-        assert!(wrong.is_empty(), "the control group itself: {wrong}");
-        for hit in [Hit::Early, Hit::AttachLate, Hit::DetachLate] {
-            let (_, wrong) = blocking_calls(&interpreter, hit, latest);
-            problems.extend(wrong.lines().map(|line| format!("{}: {line}\n", interpreter.name)));
-        }
+        let wrong = blocking_calls(&interpreter);
+        problems.extend(wrong.lines().map(|line| format!("{}: {line}\n", interpreter.name)));
     }
     assert!(problems.is_empty(), "{problems}");
 }
@@ -150,12 +154,12 @@ fn blocking_calls_end_as_without_us() {
 #[test]
 fn a_server_under_load_loses_no_byte() {
     let _alone = alone();
-    for interpreter in representative() {
+    each_of(3, &representative(), |interpreter| {
         let dir = scratch();
         let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
-        let mut server = Target::start(&interpreter, "server.py", &["serve"]);
+        let mut server = Target::start(interpreter, "server.py", &["serve"]);
         let port = server.facts["port"].to_string();
-        let mut load = Target::start(&interpreter, "server.py", &["load", &port, "6"]);
+        let mut load = Target::start(interpreter, "server.py", &["load", &port, "6"]);
         // Server and client in turn: both sides of a connection are hit in the middle of send, recv and accept.
         for round in 0..6 {
             let pid = if round % 2 == 0 { server.pid } else { load.pid }.to_string();
@@ -180,16 +184,16 @@ fn a_server_under_load_loses_no_byte() {
         // To the last byte: what the clients got back is what the server counted.
         assert_eq!(sent["bytes"], served["bytes"], "{}", interpreter.name);
         server.exit_cleanly();
-    }
+    });
 }
 
 #[test]
 fn proc_looks_as_before_after_the_detach() {
-    let mut problems = String::new();
-    for interpreter in interpreters::named() {
+    let problems = in_parallel(4, &interpreters::named(), |interpreter| {
+        let mut problems = String::new();
         let dir = scratch();
         let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
-        let mut target = Target::start(&interpreter, "accuracy.py", &["0.01"]);
+        let mut target = Target::start(interpreter, "accuracy.py", &["0.01"]);
         let before = Picture::of(target.pid);
         let pid = target.pid.to_string();
         for round in 0..3 {
@@ -205,7 +209,8 @@ fn proc_looks_as_before_after_the_detach() {
         }
         target.ask("GO", "TRUTH");
         target.exit_cleanly();
-    }
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    });
     assert!(problems.is_empty(), "{problems}");
 }
 
@@ -213,9 +218,10 @@ fn proc_looks_as_before_after_the_detach() {
 fn two_hundred_rounds_on_eight_busy_threads() {
     let _alone = alone();
     const ROUNDS: usize = 200;
-    // The two ways of installing. 100 rounds each, or 200 on the one that is there.
-    let list = interpreters::some(&["3.11", "3.12"]);
-    for interpreter in &list {
+    // The two ways of installing, two targets each; each round is a second of waiting.
+    let mut list = interpreters::some(&["3.11", "3.12"]);
+    list.extend(list.clone());
+    each_of(list.len(), &list, |interpreter| {
         let dir = scratch();
         let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
         let mut target = Target::start(interpreter, "busy.py", &["8"]);
@@ -258,15 +264,15 @@ fn two_hundred_rounds_on_eight_busy_threads() {
         assert_eq!(done["wrong"], 0, "{}: {done}", interpreter.name);
         assert_eq!(done["errors"], Value::Array(vec![]), "{}", interpreter.name);
         assert!(target.wait().success(), "{}: exit code", interpreter.name);
-    }
+    });
 }
 
 #[test]
 fn children_of_a_recorded_process_are_well() {
-    for interpreter in representative() {
+    each_of(3, &representative(), |interpreter| {
         let dir = scratch();
         let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
-        let mut target = Target::start(&interpreter, "children.py", &[]);
+        let mut target = Target::start(interpreter, "children.py", &[]);
         let recording = pyheap::record(target.pid, &base, &["--period", "16KiB"]);
         for _ in 0..3 {
             let result = target.ask("GO", "RESULT");
@@ -279,5 +285,5 @@ fn children_of_a_recorded_process_are_well() {
         }
         recording.interrupt();
         target.exit_cleanly();
-    }
+    });
 }

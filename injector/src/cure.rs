@@ -5,6 +5,7 @@ use crate::hijack::{self, HijackError, Hijacked};
 use crate::infect::{Found, SLOTS as STUB_SLOTS, call_job, clear_stubs, make_unused, wait, watch};
 use crate::memory::{MemoryError, ProcessMemory, RemoteMemory};
 use crate::observe;
+use crate::seccomp;
 use crate::space;
 use pyheap_protocol::RemoteAddr;
 use pyheap_protocol::control::{Control, Identity, SLOTS, ShimHeader, Slot, StartStatus};
@@ -15,7 +16,7 @@ use zerocopy::FromBytes;
 /// Longest wait for the stop routine.
 const STOP_DEADLINE: Duration = Duration::from_millis(800);
 /// Longest wait for threads to leave the shim, in each round.
-const LEAVE_DEADLINE: Duration = Duration::from_secs(2);
+const LEAVE_DEADLINE: Duration = Duration::from_secs(5);
 /// Pause before the last look: a thread that was preempted inside a function which reads and writes the allocators may
 /// hold our pointers where nobody sees them.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -39,6 +40,9 @@ pub enum CureError {
     /// A thread is still in stubs that an earlier pyheap has left.
     #[error("a thread is still in code of an earlier pyheap; the hooks are still there, try again: pyheap cure PID")]
     StillThere,
+    /// Its seccomp filter would not let us take the hooks out.
+    #[error("the hooks stay in the target, switched off: it cannot be entered any more")]
+    Seccomp(#[from] seccomp::Forbidden),
     /// The stop routine did not run in time.
     #[error("the redirected thread {0} got no processor; the hooks are still there, try again: pyheap cure PID")]
     Slow(i32),
@@ -78,6 +82,13 @@ pub enum Inert {
 pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> bool) -> Result<Cure, CureError> {
     let memory = ProcessMemory::new(pid);
     let mut hijacks = Vec::new();
+    if let Found::Region(identity) = found {
+        // Whatever comes: from now on the hooks only pass on.
+        let gate = RemoteAddr(identity.control + offset_of!(Control, gate) as u64);
+        memory.write(gate, &0_u64.to_le_bytes())?;
+    }
+    // It may have put itself under a filter since we came.
+    seccomp::check(pid)?;
     let identity = match *found {
         Found::Region(identity) => identity,
         Found::Empty { base, len } => {
@@ -111,6 +122,8 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
             stopped = true;
             match stop(pid, &memory, &identity, &header, &mut hijacks)? {
                 0 => {}
+                // Not what we had put there, nor what was there before us; but still nothing that would call us.
+                _ if verify(&text) => {}
                 foreign => {
                     clear_stubs(pid, &memory, &identity);
                     return Ok(Cure::Inert {

@@ -25,8 +25,17 @@ pub(crate) const STOP_DEADLINE: Duration = Duration::from_millis(200);
 /// Longest wait for a thread that would stop if it got a processor: on an overloaded machine that takes a while, and no
 /// other thread would be faster.
 const STARVED_DEADLINE: Duration = Duration::from_secs(5);
+/// We ask again and again for so long before we sleep until a thread has stopped.
+const SPIN: Duration = Duration::from_micros(30);
 /// Longest time for finding a thread that can be redirected.
 const HIJACK_DEADLINE: Duration = Duration::from_millis(800);
+/// The same for taking the hooks out: on a machine with many more running threads than processors, and with signals that are
+/// always pending when a thread gets to run, it can take some attempts.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(4);
+/// Longest wait for all of some threads that are to be looked at. They are asked at the same time.
+const OBSERVE_DEADLINE: Duration = Duration::from_secs(1);
+/// So many threads are asked at the same time: each stands still until it has been looked at.
+const OBSERVED_AT_ONCE: usize = 16;
 /// Threads that one child looks at.
 pub const MAX_THREADS: usize = 8192;
 
@@ -77,6 +86,12 @@ pub enum HijackError {
         /// The process.
         pid: i32,
     },
+    /// Its system calls go to a handler of its own (`PR_SET_SYSCALL_USER_DISPATCH`).
+    #[error("process {pid} has its system calls sent to a handler of its own (syscall user dispatch, as Wine does)")]
+    Dispatches {
+        /// The process.
+        pid: i32,
+    },
     /// A thread runs 32-bit code.
     #[error("process {pid} runs 32-bit code")]
     NotSixtyFour {
@@ -107,17 +122,16 @@ pub struct Hijacked {
 
 /// What the child reports, in memory shared with it.
 #[repr(C)]
-struct Report {
-    state: AtomicU32,
+pub(crate) struct Report {
+    pub(crate) state: AtomicU32,
     errno: AtomicU32,
     tid: AtomicU32,
-    count: AtomicU32,
+    pub(crate) count: AtomicU32,
     held_nanos: AtomicU64,
     disturbed_nanos: AtomicU64,
-    observed: [AtomicU32; MAX_THREADS],
+    pub(crate) observed: [AtomicU32; MAX_THREADS],
 }
 
-const NOTHING: u32 = 0;
 const DONE: u32 = 1;
 const REFUSED: u32 = 2;
 const STOPPED: u32 = 3;
@@ -126,31 +140,84 @@ const GONE: u32 = 5;
 const THIRTY_TWO: u32 = 6;
 const WRITE_FAILED: u32 = 7;
 const OCCUPIED: u32 = 8;
+const DISPATCHES: u32 = 9;
 
 /// A page run shared with children.
-struct Shared(*mut Report);
+pub(crate) struct Shared(*mut Report);
 
 impl Shared {
-    fn new() -> Result<Self, HijackError> {
-        // SAFETY: a fresh anonymous mapping of the right size; the kernel zeroes it, which is valid for atomics.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                size_of::<Report>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(HijackError::Os {
-                what: "mmap",
-                source: std::io::Error::last_os_error(),
-            });
-        }
-        Ok(Self(at.cast()))
+    pub(crate) fn new() -> Result<Self, HijackError> {
+        // Zeroed by the kernel, which is valid for atomics.
+        Ok(Self(map_shared(size_of::<Report>())?.cast()))
     }
+}
+
+/// Fresh zeroed memory of `len` bytes that children share.
+fn map_shared(len: usize) -> Result<*mut libc::c_void, HijackError> {
+    // SAFETY: a fresh anonymous mapping.
+    let at = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if at == libc::MAP_FAILED {
+        return Err(HijackError::Os {
+            what: "mmap",
+            source: std::io::Error::last_os_error(),
+        });
+    }
+    Ok(at)
+}
+
+/// Bytes that a child fills and its parent reads after the child's end.
+pub(crate) struct SharedBytes {
+    at: *mut u8,
+    len: usize,
+}
+
+impl SharedBytes {
+    pub(crate) fn new(len: usize) -> Option<Self> {
+        let at = map_shared(len).ok()?.cast();
+        Some(Self { at, len })
+    }
+
+    /// A place for `len` bytes at `offset`, for the kernel to write to.
+    pub(crate) fn at(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        (offset.checked_add(len)? <= self.len).then(|| self.at.wrapping_add(offset))
+    }
+
+    /// All of them. Only when no child is left that writes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped in `new` with this length, unmapped in `drop`; `in_child` has waited for the child's end.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+impl Drop for SharedBytes {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this size; no reference outlives `self`.
+        unsafe { libc::munmap(self.at.cast(), self.len) };
+    }
+}
+
+/// True if `tid` is a thread of `pid`: its number may have been given to another process since it was read. Of a thread
+/// that we have seized the answer stays true. Makes one system call and does not allocate.
+pub(crate) fn is_thread_of(pid: i32, tid: i32) -> bool {
+    use std::io::Write;
+    let mut path = [0_u8; 64];
+    let fits = write!(&mut path[..], "/proc/{pid}/task/{tid}\0").is_ok();
+    // SAFETY: `path` is terminated by a zero.
+    fits && unsafe { libc::access(path.as_ptr().cast(), libc::F_OK) } == 0
+}
+
+/// True when `tid`, seized and interrupted, has stopped for whatever reason.
+pub(crate) fn wait_for_any_stop(tid: Pid, deadline: Instant) -> bool {
+    matches!(wait_for_stop(tid, deadline), Stop::Ours | Stop::Group)
 }
 
 impl std::ops::Deref for Shared {
@@ -171,7 +238,7 @@ impl Drop for Shared {
 /// Runs `work` in a child process that may trace and that nothing can interrupt, and waits for it.
 ///
 /// `work` runs between fork and exit of a process that may have other threads: it must not allocate, lock or panic.
-fn in_child(work: impl FnOnce()) -> Result<(), HijackError> {
+pub(crate) fn in_child(work: impl FnOnce()) -> Result<(), HijackError> {
     let os = |what| {
         move |errno: nix::Error| HijackError::Os {
             what,
@@ -246,7 +313,7 @@ pub fn call(
         stacks,
         spare,
     };
-    hijack_by(pid, threads, way)
+    hijack_by(pid, threads, way, HIJACK_DEADLINE)
 }
 
 /// Redirects one of `threads` (in this order of preference) of `pid` to a stub at `stub_at` that does `job`.
@@ -257,10 +324,15 @@ pub fn call(
 /// # Errors
 /// See [`HijackError`].
 pub fn hijack(pid: i32, threads: &[i32], stub_at: u64, job: Job) -> Result<Hijacked, HijackError> {
-    hijack_by(pid, threads, Way::Stub { at: stub_at, job })
+    // Who comes can be refused; who leaves has to get in once more.
+    let patience = match job {
+        Job::Map { .. } => HIJACK_DEADLINE,
+        Job::Call { .. } | Job::Unmap { .. } => LEAVE_DEADLINE,
+    };
+    hijack_by(pid, threads, Way::Stub { at: stub_at, job }, patience)
 }
 
-fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, HijackError> {
+fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>, patience: Duration) -> Result<Hijacked, HijackError> {
     let memory = File::options()
         .read(true)
         .write(true)
@@ -272,7 +344,8 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
     let report = Shared::new()?;
     let fd = memory.as_raw_fd();
     let caught = caught_signals(pid);
-    in_child(|| redirect(&report, threads, fd, way, caught))?;
+    arch::ask_processor();
+    in_child(|| redirect(&report, pid, threads, fd, way, caught, patience))?;
     let tid = report.tid.load(Ordering::Acquire) as i32;
     let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
     match report.state.load(Ordering::Acquire) {
@@ -285,6 +358,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
         STOPPED => Err(HijackError::GroupStopped { pid }),
         GONE => Err(HijackError::Gone { pid }),
         OCCUPIED => Err(HijackError::Occupied { pid }),
+        DISPATCHES => Err(HijackError::Dispatches { pid }),
         THIRTY_TWO => Err(HijackError::NotSixtyFour { pid }),
         WRITE_FAILED => Err(HijackError::Os {
             what: "writing the stub through /proc/PID/mem",
@@ -292,7 +366,7 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>) -> Result<Hijacked, Hijack
         }),
         _ => Err(HijackError::Timeout {
             pid,
-            deadline: STOP_DEADLINE,
+            deadline: patience,
         }),
     }
 }
@@ -356,7 +430,10 @@ pub(crate) fn wait_for_stop_or_starve(tid: Pid, mut deadline: Instant, starved: 
                 }
                 deadline = now + STOP_DEADLINE / 4;
             }
-            wait_for_child_signal(deadline - now);
+            // A thread that has a processor stops sooner than we would fall asleep.
+            if now - begun > SPIN {
+                wait_for_child_signal(deadline - now);
+            }
             continue;
         }
         if answer < 0 || !libc::WIFSTOPPED(status) {
@@ -403,6 +480,23 @@ fn signal_mask(tid: Pid) -> Option<u64> {
     // SAFETY: writes eight bytes at the given address (ptrace(2), PTRACE_GETSIGMASK).
     let answer = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid.as_raw(), 8_usize, &raw mut blocked) };
     (answer >= 0).then_some(blocked)
+}
+
+/// True if the kernel sends the thread's system calls to a handler in the program: a stub's would end there.
+fn dispatches_calls(tid: Pid) -> bool {
+    const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
+    let mut config = [0_u64; 4];
+    let size = size_of_val(&config);
+    // SAFETY: writes `size` bytes to the local array (linux/ptrace.h, struct ptrace_sud_config). Kernels before 6.4 say no.
+    let answer = unsafe {
+        libc::ptrace(
+            PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG,
+            tid.as_raw(),
+            size,
+            &raw mut config,
+        )
+    };
+    answer >= 0 && config.first().is_some_and(|&mode| mode != 0)
 }
 
 /// True if a signal waits for the thread or its process that it does not block: resuming it now would run the handler
@@ -528,33 +622,85 @@ fn put_frame(
     Some(enter)
 }
 
+/// Does what can be done before a thread is stopped, so that it stands still only for what must happen then: the kernel
+/// makes the stub's page private, and our own code and stack are in memory (a forked process begins without page tables
+/// for files). The state and errno to report if that fails.
+fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
+    be_quick();
+    // SAFETY: a plain struct of integers.
+    let regs: Registers = unsafe { std::mem::zeroed() };
+    // Nobody has this number: the requests fail.
+    let nobody = Pid::from_raw(i32::MAX);
+    let _ = (
+        ptrace::interrupt(nobody),
+        ptrace::getregs(nobody),
+        signal_pending(nobody),
+    );
+    let _ = (
+        signal_mask(nobody),
+        ptrace::setregs(nobody, regs),
+        ptrace::detach(nobody, None),
+    );
+    match way {
+        Way::Stub { at, job } => {
+            std::hint::black_box(arch::stub(job, at, &regs, Signals::default()));
+            if !is_zero(memory, at) {
+                return Err((OCCUPIED, 0));
+            }
+            // What is there already.
+            write_memory(memory, at, &[0; arch::STUB_BYTES]).map_err(|errno| (WRITE_FAILED, errno))
+        }
+        Way::Return { call, gadgets, .. } => {
+            let mut frame = [0; arch::RETURN_FRAME_BYTES];
+            let xstate = [0; arch::MAX_XSTATE_BYTES];
+            std::hint::black_box(arch::return_frame(&mut frame, call, gadgets, &regs, 0, &xstate));
+            Ok(())
+        }
+    }
+}
+
+/// Asks for a processor before others while a thread may stand still for us, and for our pages to stay. Both need rights
+/// that we may not have, and are no harm to lack.
+fn be_quick() {
+    let first = libc::sched_param { sched_priority: 1 };
+    // SAFETY: reads one struct.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
+}
+
 /// The child's work in [`hijack`].
-fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64) {
+fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64, patience: Duration) {
     let fail = |state: u32, errno: i32, tid: i32| {
         report.errno.store(errno as u32, Ordering::Release);
         report.tid.store(tid as u32, Ordering::Release);
         report.state.store(state, Ordering::Release);
     };
-    let deadline = Instant::now() + HIJACK_DEADLINE;
+    let deadline = Instant::now() + patience;
     let (mut late, mut unfit) = (false, false);
+    if let Err((state, errno)) = prepare(memory, way) {
+        return fail(state, errno, 0);
+    }
     fail(GONE, 0, 0);
     loop {
         for &tid in threads {
             let thread = Pid::from_raw(tid);
+            let mut is_asked = false;
             match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
                 Ok(()) => {}
                 Err(nix::errno::Errno::ESRCH) => continue,
+                // One that we have asked before, and that may have stopped by now. (If it is none of ours, that will show.)
+                Err(_) if late => is_asked = true,
                 // Also what an exiting thread answers: try the others before believing it.
                 Err(errno) => {
-                    // Of a thread that did not stop before it only says that we trace it already.
-                    if !late {
-                        fail(REFUSED, errno as i32, tid);
-                    }
+                    fail(REFUSED, errno as i32, tid);
                     continue;
                 }
             }
+            if !is_thread_of(pid, tid) {
+                // Another process has this number now. It has not been stopped, and our exit lets go of it.
+                continue;
+            }
             let asked = Instant::now();
-            if ptrace::interrupt(thread).is_err() {
+            if !is_asked && ptrace::interrupt(thread).is_err() {
                 continue;
             }
             match wait_for_stop(thread, (asked + STOP_DEADLINE).min(deadline)) {
@@ -580,16 +726,17 @@ fn redirect(report: &Report, threads: &[i32], memory: RawFd, way: Way<'_>, caugh
                 let _ = ptrace::detach(thread, None);
                 return fail(THIRTY_TWO, 0, tid);
             }
+            if dispatches_calls(thread) {
+                let _ = ptrace::detach(thread, None);
+                fail(DISPATCHES, 0, tid);
+                continue;
+            }
             if signal_pending(thread) {
                 let _ = ptrace::detach(thread, None);
                 fail(TIMEOUT, 0, tid);
                 continue;
             }
             let enter = match way {
-                Way::Stub { at, .. } if !is_zero(memory, at) => {
-                    let _ = ptrace::detach(thread, None);
-                    return fail(OCCUPIED, 0, tid);
-                }
                 Way::Stub { at, job } => {
                     let signals = Signals {
                         blocked: signal_mask(thread).unwrap_or(0),
@@ -650,8 +797,66 @@ pub const OUTSIDE: u32 = 1;
 /// It is in the range, or a register points there.
 pub const INSIDE: u32 = 2;
 
+/// It has ended.
+pub const ENDED: u32 = 3;
+
+/// Looks at each of `threads`, which have been asked to stop, as soon as it has stopped, and lets it go on. False if one
+/// does not stop in time.
+fn look_at(threads: &[i32], answers: &[AtomicU32], watch: &Watch) -> bool {
+    let begun = Instant::now();
+    let mut deadline = begun + OBSERVE_DEADLINE;
+    loop {
+        let mut status = 0;
+        // SAFETY: writes one integer.
+        let tid = unsafe { libc::waitpid(-1, &raw mut status, libc::__WALL | libc::WNOHANG) };
+        if tid < 0 {
+            // No tracee is left.
+            return true;
+        }
+        if tid == 0 {
+            let now = Instant::now();
+            if now > deadline {
+                let mut left = threads
+                    .iter()
+                    .zip(answers)
+                    .filter(|(_, a)| a.load(Ordering::Acquire) == 0);
+                if now > begun + STARVED_DEADLINE || !left.any(|(&tid, _)| is_runnable(Pid::from_raw(tid))) {
+                    return false;
+                }
+                deadline = now + STOP_DEADLINE;
+            }
+            wait_for_child_signal(deadline - now);
+            continue;
+        }
+        let thread = Pid::from_raw(tid);
+        let stopped = libc::WIFSTOPPED(status);
+        let (signal, event) = (libc::WSTOPSIG(status), status >> 16);
+        if stopped && event != libc::PTRACE_EVENT_STOP {
+            resume(thread, if event == 0 && signal & 0x80 == 0 { signal } else { 0 });
+            continue;
+        }
+        let answer = if stopped {
+            let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| {
+                watch.holds(&regs) || watch.is_interrupted(tid, regs.rsp)
+            });
+            let _ = ptrace::detach(thread, None);
+            if inside { INSIDE } else { OUTSIDE }
+        } else {
+            ENDED
+        };
+        if let Some(place) = threads
+            .iter()
+            .zip(answers)
+            .find_map(|(&of, place)| (of == tid).then_some(place))
+        {
+            place.store(answer, Ordering::Release);
+        }
+    }
+}
+
 /// Stops each of `threads` for a moment and tells whether it is outside of what is watched: [`OUTSIDE`], [`INSIDE`] (also if it
-/// could not be stopped), or 0 if it is gone.
+/// could not be stopped), [`ENDED`], or something else if it was not looked at: the observer may be killed on its way, or
+/// has to end because of a thread that does not stop. Only [`OUTSIDE`] and [`ENDED`] are answers to build on.
 ///
 /// # Errors
 /// When no child could be made.
@@ -659,31 +864,22 @@ pub fn observe_running(threads: &[i32], watch: &Watch) -> Result<Vec<u32>, Hijac
     let report = Shared::new()?;
     let threads = threads.get(..MAX_THREADS).unwrap_or(threads);
     in_child(|| {
-        for (&tid, answer) in threads.iter().zip(&report.observed) {
-            let thread = Pid::from_raw(tid);
-            match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
-                Ok(()) => {}
-                Err(nix::errno::Errno::ESRCH) => continue,
-                Err(_) => {
-                    answer.store(INSIDE, Ordering::Release);
-                    continue;
+        be_quick();
+        let mut answers = report.observed.get(..threads.len()).unwrap_or_default();
+        for some in threads.chunks(OBSERVED_AT_ONCE) {
+            let (these, rest) = answers.split_at(some.len());
+            answers = rest;
+            for (&tid, answer) in some.iter().zip(these) {
+                let thread = Pid::from_raw(tid);
+                match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
+                    Ok(()) => drop(ptrace::interrupt(thread)),
+                    Err(nix::errno::Errno::ESRCH) => answer.store(ENDED, Ordering::Release),
+                    Err(_) => answer.store(INSIDE, Ordering::Release),
                 }
             }
-            let _ = ptrace::interrupt(thread);
-            match wait_for_stop(thread, Instant::now() + STOP_DEADLINE) {
-                Stop::Ours | Stop::Group => {
-                    let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| {
-                        watch.holds(&regs) || watch.is_interrupted(tid, regs.rsp)
-                    });
-                    let _ = ptrace::detach(thread, None);
-                    answer.store(if inside { INSIDE } else { OUTSIDE }, Ordering::Release);
-                }
-                Stop::Gone => answer.store(NOTHING, Ordering::Release),
-                Stop::Late => {
-                    answer.store(INSIDE, Ordering::Release);
-                    // Only our exit lets go of it.
-                    return;
-                }
+            if !look_at(some, these, watch) {
+                // One does not stop: only our exit lets go of it.
+                return;
             }
         }
     })?;

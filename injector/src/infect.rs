@@ -6,6 +6,7 @@ use crate::image::{Image, ImageError};
 use crate::memory::{MemoryError, ProcessMemory, RemoteMemory};
 use crate::observe::{self, Watch};
 use crate::region::{Plan, Sizes, XSAVE_BYTES};
+use crate::seccomp;
 use crate::space::{self, Tail};
 use procfs::process::MemoryMap;
 use pyheap_protocol::control::{Config, Control, Identity, ShimHeader, StartStatus};
@@ -17,6 +18,9 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Longest wait for a redirected thread to get through its stub. It only runs straight-line code, but it may have to wait
 /// for a processor.
 const STUB_DEADLINE: Duration = Duration::from_millis(800);
+/// Longest wait for threads to be out of stubs. On a machine with many more running threads than processors it can take
+/// a second until each has been on one.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(5);
 /// Time that a thread which was not wanted any more gets to say that it had begun before.
 const LAST_CHANCE: Duration = Duration::from_millis(100);
 /// Slots of stubs. Two hijacks in a row use different ones, and each must be zero before.
@@ -46,7 +50,7 @@ pub enum InfectError {
     NoTail(u64),
     /// The mapping was refused (RLIMIT_AS, a memory limit, a seccomp filter), several times.
     #[error(
-        "the target was refused {0} bytes of address space; look at its RLIMIT_AS (ulimit -v) and at its seccomp filter"
+        "the target was refused {0} bytes of address space; look at its RLIMIT_AS (ulimit -v) and, if it locks its memory, its RLIMIT_MEMLOCK (ulimit -l)"
     )]
     MapRefused(u64),
     /// A redirected thread did not get through in time; it will.
@@ -103,14 +107,16 @@ impl Infection {
         let memory = ProcessMemory::new(pid);
         let plan = Plan::new(image, sizes);
         let maps = space::maps(pid)?;
-        let program = std::fs::metadata(format!("/proc/{pid}/exe")).ok().map(|file| {
-            use std::os::unix::fs::MetadataExt;
-            (
-                nix::sys::stat::major(file.dev()) as i32,
-                nix::sys::stat::minor(file.dev()) as i32,
-                file.ino(),
-            )
-        });
+        let program = std::fs::metadata(format!("/proc/{}/exe", observe::reachable(pid)))
+            .ok()
+            .map(|file| {
+                use std::os::unix::fs::MetadataExt;
+                (
+                    nix::sys::stat::major(file.dev()) as i32,
+                    nix::sys::stat::minor(file.dev()) as i32,
+                    file.ino(),
+                )
+            });
         let needed = SLOTS * STUB_BYTES as u64;
         let tail = space::largest_tail(&memory, &maps, program).filter(|tail| tail.len >= needed);
         let tail = tail.ok_or(InfectError::NoTail(needed))?;
@@ -294,6 +300,7 @@ fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail) -> Result<(u64, H
             address,
             len,
             nonce: MAPPED_NONCE,
+            locked: seccomp::locks_memory(pid),
         };
         let hijacked = hijack::hijack(pid, &observe::by_preference(pid)?, tail.start, job)?;
         let watch = watch(memory, &maps, None, tail.start);
@@ -359,7 +366,7 @@ pub(crate) fn make_unused(pid: i32, memory: &ProcessMemory, maps: &[MemoryMap], 
         return true;
     }
     let watch = watch(memory, maps, None, stub);
-    let deadline = Instant::now() + STUB_DEADLINE;
+    let deadline = Instant::now() + LEAVE_DEADLINE;
     let outside = || observe::all_outside(pid, &watch, deadline).unwrap_or(false);
     outside() && outside() && write_code(pid, stub, &vec![0; len]).is_ok()
 }
@@ -418,8 +425,12 @@ pub fn find(pid: i32) -> Result<Vec<Found>, procfs::ProcError> {
             if sane {
                 found.push(Found::Region(identity));
             }
-        } else if bytes[..8] == MAPPED_NONCE.to_le_bytes() && bytes[8..].iter().all(|&b| b == 0) {
-            found.push(Found::Empty { base, len: end - base });
+        } else if bytes[..8] == MAPPED_NONCE.to_le_bytes() && bytes[16..].iter().all(|&b| b == 0) {
+            // The stub has written how long it is: what else may have grown together with it is not ours.
+            let len = u64::from_le_bytes(bytes[8..16].try_into().unwrap_or_default());
+            if len > 0 && len <= end - base {
+                found.push(Found::Empty { base, len });
+            }
         }
     }
     Ok(found)

@@ -23,6 +23,7 @@ pub mod infect;
 pub mod memory;
 pub mod observe;
 pub mod region;
+pub mod seccomp;
 pub mod space;
 
 pub use cure::{Cure, CureError};

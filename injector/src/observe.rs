@@ -99,16 +99,21 @@ pub fn threads(pid: i32) -> Vec<i32> {
 /// A thread by which the memory of `pid` can be reached: the main thread, or another one when that has ended before the rest.
 #[must_use]
 pub fn reachable(pid: i32) -> i32 {
-    let ended = |tid: i32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-        // The name, in parentheses, may hold anything; the state follows it.
-        stat.rsplit_once(") ")
-            .is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
-    };
-    if !ended(pid) {
+    if !has_ended(pid, pid) {
         return pid;
     }
-    threads(pid).into_iter().find(|&tid| !ended(tid)).unwrap_or(pid)
+    threads(pid)
+        .into_iter()
+        .find(|&tid| !has_ended(pid, tid))
+        .unwrap_or(pid)
+}
+
+/// True if a thread has ended, though it may still be listed.
+fn has_ended(pid: i32, tid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything; the state follows it.
+    stat.rsplit_once(") ")
+        .is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// Asks the kernel what a thread does, without stopping it. `None` when it is gone.
@@ -158,6 +163,7 @@ pub fn by_preference(pid: i32) -> Result<Vec<i32>, HijackError> {
             .iter()
             .filter_map(|&tid| {
                 let class = match doing(pid, tid)? {
+                    _ if tid == pid && reachable(pid) != pid => return None,
                     Doing::Call { number, args, .. } => arch::restart_class(number, args)?,
                     Doing::Running => 1,
                     Doing::Blocked { .. } => 3,
@@ -186,15 +192,20 @@ pub fn round(pid: i32, watch: &Watch, waiting: &mut Vec<i32>) -> Result<bool, Hi
         match doing(pid, tid) {
             Some(Doing::Call { sp, pc, .. } | Doing::Blocked { sp, pc })
                 if !watch.has(pc) && !watch.is_interrupted(tid, sp) => {}
-            Some(_) => running.push(tid),
-            None => {}
+            Some(_) if !has_ended(pid, tid) => running.push(tid),
+            Some(_) | None => {}
         }
     }
     *waiting = running;
     if !waiting.is_empty() {
         let answers = hijack::observe_running(waiting, watch)?;
         let mut seen = answers.into_iter();
-        waiting.retain(|_| seen.next().is_none_or(|answer| answer == hijack::INSIDE));
+        // Whoever was not looked at counts as inside.
+        waiting.retain(|_| !matches!(seen.next(), Some(hijack::OUTSIDE | hijack::ENDED)));
+        if !waiting.is_empty() {
+            // One that does not stop keeps the others from being looked at: not again the same first.
+            waiting.rotate_left(1);
+        }
     }
     Ok(waiting.is_empty())
 }

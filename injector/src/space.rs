@@ -112,7 +112,7 @@ fn last_page_of_file(memory: &ProcessMemory, map: &MemoryMap) -> Option<Vec<u8>>
     let MMapPath::Path(path) = &map.pathname else {
         return None;
     };
-    let pid = memory.pid();
+    let pid = crate::observe::reachable(memory.pid());
     let name = format!("/proc/{pid}/map_files/{start:x}-{end:x}");
     let inside = format!("/proc/{pid}/root{}", path.display());
     let same = |file: &std::fs::File| {

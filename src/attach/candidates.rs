@@ -47,7 +47,7 @@ fn candidate(pid: i32) -> Option<Candidate> {
     if facts.is_gone() {
         return None;
     }
-    let checked = preflight::check(pid);
+    let checked = preflight::look(pid);
     Some(Candidate {
         pid,
         version: checked.as_ref().ok().map(|target| target.interpreter.version),

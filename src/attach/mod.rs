@@ -8,7 +8,9 @@
 pub mod candidates;
 pub mod debug_file;
 pub mod elf;
+pub mod family;
 pub mod find_error;
+pub mod headroom;
 pub mod interpreter;
 pub mod module;
 mod own_state;

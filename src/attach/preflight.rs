@@ -11,6 +11,8 @@ use super::interpreter::{self, Interpreter, Phase};
 use super::process::{self, Facts};
 use procfs::ProcError;
 use procfs::process::{MMPermissions, Process};
+use pyheap_injector::observe::{reachable, threads};
+use pyheap_injector::seccomp::{self, Forbidden};
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 
 /// The bit of `CAP_SYS_PTRACE` in `CapEff`.
@@ -94,6 +96,34 @@ pub enum Refusal {
         /// The process.
         pid: i32,
     },
+    /// Its seccomp filter would not let the hooks in.
+    #[error("pyheap cannot enter process {pid}: {why}")]
+    Seccomp {
+        /// The process.
+        pid: i32,
+        /// What it forbids.
+        why: Forbidden,
+    },
+    /// The processor checks its return addresses.
+    #[error(
+        "process {pid} has a shadow stack, which pyheap does not support yet: start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
+    )]
+    ShadowStack {
+        /// The process.
+        pid: i32,
+    },
+    /// `RLIMIT_AS` leaves no room.
+    #[error(
+        "process {pid} may map {left} more bytes of address space (RLIMIT_AS, ulimit -v), and pyheap needs {needed} of them: raise it with `prlimit --pid {pid} --as=unlimited`"
+    )]
+    NoAddressSpace {
+        /// The process.
+        pid: i32,
+        /// What is left, in bytes.
+        left: u64,
+        /// What is needed, in bytes.
+        needed: u64,
+    },
     /// `/proc` could not be read.
     #[error("cannot read /proc/{pid}")]
     Proc {
@@ -144,7 +174,12 @@ impl Refusal {
             Self::NotPermitted { .. } => 4,
             Self::KernelThread { .. } => 5,
             Self::Traced { .. } => 6,
-            Self::Finalizing { .. } | Self::Stopped { .. } | Self::Proc { .. } => 7,
+            Self::Finalizing { .. }
+            | Self::Stopped { .. }
+            | Self::Seccomp { .. }
+            | Self::ShadowStack { .. }
+            | Self::NoAddressSpace { .. }
+            | Self::Proc { .. } => 7,
             Self::Python(error) => match error {
                 FindError::NotInitialised { .. } | FindError::Memory { .. } | FindError::Maps { .. } => 7,
                 _ => 5,
@@ -153,11 +188,67 @@ impl Refusal {
     }
 }
 
-/// Looks at process `pid` and says whether pyheap can attach to it. Nothing is stopped or written.
+/// Looks at process `pid` and says whether pyheap can attach to it. Nothing is written, and nothing is stopped, except
+/// where seccomp filters have to be read: the kernel shows those of a stopped thread only.
 ///
 /// # Errors
 /// With the first reason why not.
 pub fn check(pid: i32) -> Result<Target, Refusal> {
+    let target = look(pid)?;
+    if target.facts.state == 'T' {
+        return Err(Refusal::Stopped { pid });
+    }
+    if has_shadow_stack(pid) {
+        return Err(Refusal::ShadowStack { pid });
+    }
+    address_space(pid)?;
+    seccomp::check(pid).map_err(|why| Refusal::Seccomp { pid, why })?;
+    Ok(target)
+}
+
+/// True if any thread has a shadow stack, as `/proc/PID/task/TID/status` tells since Linux 6.6.
+fn has_shadow_stack(pid: i32) -> bool {
+    threads(pid).iter().any(|tid| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
+        status.is_ok_and(|status| shadow_stack_in(&status))
+    })
+}
+
+fn shadow_stack_in(status: &str) -> bool {
+    let features = |line: &str| {
+        line.strip_prefix("x86_Thread_features:")
+            .is_some_and(|f| f.contains("shstk"))
+    };
+    status.lines().any(features)
+}
+
+/// Refuses where `RLIMIT_AS` has no room for the hooks.
+fn address_space(pid: i32) -> Result<(), Refusal> {
+    use procfs::process::LimitValue;
+    let tid = reachable(pid);
+    let Ok(process) = Process::new(tid) else { return Ok(()) };
+    let needed = super::session::region_bytes();
+    let limit = process.limits().map(|limits| limits.max_address_space.soft_limit);
+    let used = process
+        .statm()
+        .map(|statm| statm.size.saturating_mul(procfs::page_size()));
+    match (limit, used) {
+        (Ok(LimitValue::Value(limit)), Ok(used)) if limit.saturating_sub(used) < needed => {
+            Err(Refusal::NoAddressSpace {
+                pid,
+                left: limit.saturating_sub(used),
+                needed,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// As [`check`], but without the questions for which a thread would have to be stopped: for lists of processes.
+///
+/// # Errors
+/// With the first reason why not.
+pub fn look(pid: i32) -> Result<Target, Refusal> {
     check_for(pid, Purpose::Attach)
 }
 
@@ -185,7 +276,9 @@ fn check_for(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
         let pid = facts.thread_group;
         return Err(Refusal::Thread { tid, pid });
     }
-    if facts.is_gone() {
+    // By another thread where the main one has ended before the rest.
+    let tid = reachable(pid);
+    if facts.is_gone() && tid == pid {
         let state = facts.state;
         return Err(Refusal::Ended {
             pid,
@@ -204,7 +297,7 @@ fn check_for(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
             tracer_pid: tracer.pid,
         });
     }
-    let interpreter = interpreter::find(pid).map_err(|error| match error {
+    let interpreter = interpreter::find(tid).map_err(|error| match error {
         FindError::Maps { source, .. } => proc_error(pid, source),
         other => Refusal::Python(other),
     })?;
@@ -218,9 +311,6 @@ fn check_for(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
             return Err(FindError::NotInitialised { pid, version }.into());
         }
         Err(source) => return Err(FindError::Memory { pid, source }.into()),
-    }
-    if facts.state == 'T' && purpose == Purpose::Attach {
-        return Err(Refusal::Stopped { pid });
     }
     Ok(Target { facts, interpreter })
 }
@@ -245,7 +335,7 @@ fn may_look(facts: &Facts) -> Result<(), Refusal> {
         pid,
         reason: why_not(facts),
     };
-    let maps = match Process::new(pid).and_then(|process| process.maps()) {
+    let maps = match Process::new(reachable(pid)).and_then(|process| process.maps()) {
         Ok(maps) => maps,
         Err(ProcError::PermissionDenied(_)) => return Err(denied()),
         Err(source) => return Err(proc_error(pid, source)),
@@ -282,5 +372,18 @@ fn why_not(facts: &Facts) -> NoPermission {
         "2" if !privileged => NoPermission::YamaAdministrators,
         "1" if !privileged => NoPermission::YamaParents,
         _ => NoPermission::Privileges,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_line_about_shadow_stacks_is_understood() {
+        assert!(shadow_stack_in("Name:\tpython\nx86_Thread_features:\tshstk wrss \n"));
+        assert!(!shadow_stack_in(
+            "Name:\tshstk\nx86_Thread_features:\t\nx86_Thread_features_locked:\tshstk wrss \n"
+        ));
     }
 }

@@ -269,8 +269,13 @@ pub fn parents() -> Vec<(i32, i32)> {
 /// The descendants of `pid`, nearest first.
 #[must_use]
 pub fn descendants(pid: i32) -> Vec<i32> {
-    let parents = parents();
-    let mut found = vec![pid];
+    descendants_of(&parents(), &[pid])
+}
+
+/// The descendants of `roots` among `parents` (process and its parent), nearest first; without the roots.
+#[must_use]
+pub fn descendants_of(parents: &[(i32, i32)], roots: &[i32]) -> Vec<i32> {
+    let mut found = roots.to_vec();
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
         let children = parents.iter().filter(|(_, of)| *of == parent).map(|(child, _)| *child);
@@ -278,7 +283,7 @@ pub fn descendants(pid: i32) -> Vec<i32> {
         found.extend(new);
         next += 1;
     }
-    found.split_off(1)
+    found.split_off(roots.len())
 }
 
 /// The files that are mapped into a process, each once.

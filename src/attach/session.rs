@@ -9,11 +9,12 @@ use super::preflight::Target;
 use super::process::ProcessId;
 use crate::frames::Layout;
 use crate::frames::layout::TopFrame;
+use procfs::process::{MMapPath, MemoryMap};
 use pyheap_injector::cure::{self, Cure, CureError, Inert};
 use pyheap_injector::hijack::Hijacked;
 use pyheap_injector::image::ImageError;
 use pyheap_injector::infect::{self, Found, Owner};
-use pyheap_injector::region::Sizes;
+use pyheap_injector::region::{Plan, Sizes};
 use pyheap_injector::{Image, InfectError, Infection, MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLayout, ShimHeader, StartStatus};
 use pyheap_protocol::domain;
@@ -32,6 +33,12 @@ const SHORTEST_ROUTED_PERIOD: u64 = 32 << 10;
 const HEARTBEAT: Duration = Duration::from_millis(1500);
 /// Most bytes of the interpreter's data that are searched for its allocators.
 const MAX_DATA_BYTES: u64 = 64 << 20;
+
+/// Most bytes of address space that the shim takes in a target.
+#[must_use]
+pub fn region_bytes() -> u64 {
+    Image::parse(SHIM).map_or(0, |image| Plan::new(&image, Sizes::default()).len)
+}
 
 /// What to record.
 #[derive(Debug, Clone, Copy)]
@@ -97,6 +104,16 @@ pub enum AttachError {
         /// Why.
         #[source]
         source: CureError,
+    },
+    /// Its memory cgroup is nearly full.
+    #[error(
+        "the memory cgroup of process {pid} has {left} bytes left, too few for the hooks' tables: raise its limit, or pyheap might be what gets it killed"
+    )]
+    NoMemory {
+        /// The target.
+        pid: i32,
+        /// What is left, in bytes.
+        left: u64,
     },
     /// The lock cannot be taken.
     #[error("cannot take the lock of process {pid}")]
@@ -210,6 +227,7 @@ impl Session {
     pub fn attach(target: Target, options: Options) -> Result<Self, AttachError> {
         let pid = target.facts.id.pid;
         let memory_error = |source| AttachError::Memory { pid, source };
+        let sizes = fitting(pid, options.sizes)?;
         let lock = lock(target.facts.id)?;
         clear_stale(pid, &target.interpreter)?;
         let infect_error = |source| AttachError::Infect { pid, source };
@@ -219,11 +237,11 @@ impl Session {
             pid: std::process::id(),
             start: own.map_or(0, |id| id.start_time),
         };
-        let mut infection = Infection::prepare(pid, &image, options.sizes, owner).map_err(infect_error)?;
+        let mut infection = Infection::prepare(pid, &image, sizes, owner).map_err(infect_error)?;
         let config = match config(&infection, &target, options) {
             Ok(config) => config,
             Err(error) => {
-                let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
+                let _ = cure_regions(pid, &target.interpreter, &[Found::Region(*infection.identity())]);
                 return Err(error);
             }
         };
@@ -231,7 +249,7 @@ impl Session {
             // Nothing is installed, and the region can go; unless a thread is yet to come to it. Then it stays, inert, for
             // the next pyheap.
             if !matches!(source, InfectError::Slow { .. }) {
-                let _ = cure::cure(pid, &Found::Region(*infection.identity()), |_| true);
+                let _ = cure_regions(pid, &target.interpreter, &[Found::Region(*infection.identity())]);
             }
             return Err(infect_error(source));
         }
@@ -341,7 +359,15 @@ impl Session {
     fn detach_once(&mut self) -> Result<Cure, CureError> {
         self.detached = true;
         let pid = self.infection.pid();
-        cure_region(pid, &self.target.interpreter, *self.infection.identity())
+        let own = *self.infection.identity();
+        // What an earlier pyheap had to leave may be free by now.
+        let others = regions(pid).into_iter().filter(|found| match found {
+            Found::Region(identity) => identity.base != own.base && user_of(pid, identity).is_none(),
+            Found::Empty { .. } => true,
+        });
+        let all: Vec<Found> = std::iter::once(Found::Region(own)).chain(others).collect();
+        let mut outcomes = cure_regions(pid, &self.target.interpreter, &all).into_iter();
+        outcomes.next().unwrap_or_else(|| Ok(Cure::Clean(Vec::new())))
     }
 
     /// The target is gone or has become another program: there is nothing to take out.
@@ -355,6 +381,24 @@ impl Drop for Session {
         if !self.detached && self.target.facts.id.is_alive() {
             let _ = self.detach_once();
         }
+    }
+}
+
+/// Headroom of a memory cgroup from which on the tables have the size that was asked for, and below which there are none.
+const AMPLE: u64 = 128 << 20;
+const TOO_LITTLE: u64 = 6 << 20;
+
+/// Sizes that the target's memory cgroup has room for: in a narrow one those that take 2 MiB when they are full.
+fn fitting(pid: i32, wanted: Sizes) -> Result<Sizes, AttachError> {
+    match super::headroom::of(pid) {
+        Some(left) if left < TOO_LITTLE => Err(AttachError::NoMemory { pid, left }),
+        Some(left) if left < AMPLE => Ok(Sizes {
+            live_samples: wanted.live_samples.min(1 << 14),
+            ring_bytes: wanted.ring_bytes.min(1 << 18),
+            codes: wanted.codes.min(1 << 12),
+            stacks: wanted.stacks.min(1 << 13),
+        }),
+        _ => Ok(wanted),
     }
 }
 
@@ -380,8 +424,60 @@ fn read_originals(memory: &ProcessMemory, identity: &Identity) -> [Option<Alloca
     })
 }
 
-/// Cures a region that this interpreter's allocators may point into.
-fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Result<Cure, CureError> {
+/// The three allocators of an interpreter: raw, mem, obj.
+type Allocators = [Allocator; 3];
+
+/// The allocators that a region found when nobody wrapped them: bare pymalloc, which calls nobody. While they are
+/// installed, nobody can come to call a wrapper, whatever else was there at other times.
+fn bare_allocators(memory: &ProcessMemory, identity: &Identity) -> Option<Allocators> {
+    let at = identity.control + offset_of!(Control, modes) as u64;
+    let modes: [u8; 12] = memory.read_array(RemoteAddr(at)).ok()?;
+    let is_pymalloc = |bytes: &[u8]| bytes == (Mode::Pymalloc as u32).to_le_bytes();
+    let [raw, mem, obj] = read_originals(memory, identity);
+    modes
+        .chunks_exact(4)
+        .skip(1)
+        .all(is_pymalloc)
+        .then_some([raw?, mem?, obj?])
+}
+
+/// Cures regions of one process, one after the other. Where one could not go because of another one that has gone now
+/// (a tool had wrapped the first, and the second had wrapped the tool), it is tried again. The outcomes in the same order.
+fn cure_regions(pid: i32, interpreter: &Interpreter, all: &[Found]) -> Vec<Result<Cure, CureError>> {
+    let memory = ProcessMemory::new(pid);
+    let bare: Vec<Allocators> = all
+        .iter()
+        .filter_map(|found| match found {
+            Found::Region(identity) => bare_allocators(&memory, identity),
+            Found::Empty { .. } => None,
+        })
+        .collect();
+    let cure_one = |found: &Found| match found {
+        Found::Region(identity) => cure_region(pid, interpreter, *identity, &bare),
+        Found::Empty { .. } => cure::cure(pid, found, |_| true),
+    };
+    let mut outcomes: Vec<_> = all.iter().map(cure_one).collect();
+    let is_clean = |outcome: &Result<Cure, CureError>| matches!(outcome, Ok(Cure::Clean(_)));
+    if outcomes.iter().any(is_clean) {
+        for (outcome, found) in outcomes.iter_mut().zip(all) {
+            let in_the_way = Inert::Foreign(0);
+            if let Ok(Cure::Inert { why, .. }) = outcome
+                && std::mem::discriminant(why) == std::mem::discriminant(&in_the_way)
+            {
+                *outcome = cure_one(found);
+            }
+        }
+    }
+    outcomes
+}
+
+/// Cures a region that this interpreter's allocators may point into; `bare` are allocators that call nobody.
+fn cure_region(
+    pid: i32,
+    interpreter: &Interpreter,
+    identity: Identity,
+    bare: &[Allocators],
+) -> Result<Cure, CureError> {
     let memory = ProcessMemory::new(pid);
     let mut identity = identity;
     // What stands in the target is newer than what we were told when we mapped it.
@@ -404,19 +500,97 @@ fn cure_region(pid: i32, interpreter: &Interpreter, identity: Identity) -> Resul
     }
     let structs = identity.allocators;
     let originals = read_originals(&memory, &identity);
-    // Not only free of our wrappers, but what was there before us: a tool that wrapped us meanwhile will call us.
+    // Not only free of our wrappers, but what was there before us, or what calls nobody: a tool that wrapped us meanwhile
+    // will call us.
     let verify = |text: &Range<u64>| {
+        let now = structs.map(|address| read_allocator(&memory, address).ok().filter(|_| address != 0));
+        let is_bare = bare.iter().any(|bare| now == bare.map(Some));
         structs
             .iter()
+            .zip(now)
             .zip(originals)
-            .filter(|&(&address, _)| address != 0)
-            .all(|(&address, original)| {
-                let is_original = |now: &Allocator| original.is_none_or(|was| was == *now);
-                read_allocator(&memory, address)
-                    .is_ok_and(|now| is_original(&now) && !now.functions.iter().any(|f| text.contains(f)))
+            .filter(|&((&address, _), _)| address != 0)
+            .all(|((_, now), original)| {
+                now.is_some_and(|now| {
+                    let is_original = is_bare || original.is_none_or(|was| was == now);
+                    is_original && !now.functions.iter().any(|f| text.contains(f))
+                })
             })
+            && !is_remembered(&memory, interpreter, text)
     };
     cure::cure(pid, &Found::Region(identity), verify)
+}
+
+/// True if data of the interpreter or of a library holds a pointer into `text`. tracemalloc keeps what it found when it was
+/// last started, and calls it when it is started again, before it looks anew; others keep theirs in static data, too.
+fn is_remembered(memory: &ProcessMemory, interpreter: &Interpreter, text: &Range<u64>) -> bool {
+    let Ok(maps) = pyheap_injector::space::maps(memory.pid()) else {
+        return true;
+    };
+    let mut ranges = interpreter.writable.clone();
+    let first_of_file = |map: &&MemoryMap| map.offset == 0 && matches!(map.pathname, MMapPath::Path(_));
+    for map in maps.iter().filter(first_of_file) {
+        ranges.extend(writable_segments(memory, map.address.0));
+    }
+    let mut left = MAX_DATA_BYTES;
+    for range in ranges {
+        let len = range.end.saturating_sub(range.start).min(left);
+        left -= len;
+        // What is not mapped (any more) holds nothing.
+        let bytes = memory
+            .read_vec(RemoteAddr(range.start), len as usize)
+            .unwrap_or_default();
+        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+        if bytes.chunks_exact(8).any(|bytes| text.contains(&word(bytes))) {
+            return true;
+        }
+    }
+    false
+}
+
+/// The writable segments of the ELF file whose first page is mapped at `start`, .bss included and nothing else; none if it
+/// is no ELF file. (What follows .bss without a gap in /proc/PID/maps may be a stack.)
+fn writable_segments(memory: &ProcessMemory, start: u64) -> Vec<Range<u64>> {
+    const HEADER: usize = 4096;
+    const LOAD: u32 = 1;
+    const WRITABLE: u32 = 2;
+    let Ok(bytes) = memory.read_vec(RemoteAddr(start), HEADER) else {
+        return Vec::new();
+    };
+    let word = |at: usize, len: usize| {
+        let mut word = [0; 8];
+        word.get_mut(..len)?
+            .copy_from_slice(bytes.get(at..at.checked_add(len)?)?);
+        Some(u64::from_le_bytes(word))
+    };
+    let is_elf = bytes.starts_with(b"\x7fELF\x02\x01");
+    let (Some(table), Some(count)) = (word(0x20, 8).filter(|_| is_elf), word(0x38, 2)) else {
+        return Vec::new();
+    };
+    let (mut first, mut found) = (None, Vec::new());
+    for number in 0..count as usize {
+        let Some(at) = usize::try_from(table)
+            .ok()
+            .and_then(|table| table.checked_add(number * 56))
+        else {
+            break;
+        };
+        let (Some(kind), Some(flags), Some(address), Some(len)) =
+            (word(at, 4), word(at + 4, 4), word(at + 16, 8), word(at + 40, 8))
+        else {
+            break;
+        };
+        if kind != u64::from(LOAD) {
+            continue;
+        }
+        let bias = start.wrapping_sub(*first.get_or_insert(address & !0xfff));
+        if flags & u64::from(WRITABLE) != 0 {
+            // Pointers are aligned.
+            let begin = bias.wrapping_add(address) & !7;
+            found.push(begin..bias.wrapping_add(address).saturating_add(len));
+        }
+    }
+    found
 }
 
 /// True for a forked child's copy of its parent's region: the kernel has wiped its control block, so that the shim's words
@@ -475,24 +649,22 @@ fn revive(memory: &ProcessMemory, identity: &Identity) -> Result<(), MemoryError
 
 /// Takes out what an earlier pyheap left; refuses if that one is alive.
 fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
-    for found in regions(pid) {
-        match found {
-            Found::Region(identity) => {
-                if let Some(owner) = user_of(pid, &identity) {
-                    return Err(AttachError::Recorded { pid, owner });
-                }
-                if identity.protocol != pyheap_protocol::PROTOCOL {
-                    return Err(AttachError::OtherProtocol {
-                        pid,
-                        protocol: identity.protocol,
-                    });
-                }
-                cure_region(pid, interpreter, identity).map_err(|source| AttachError::Stale { pid, source })?;
+    let all = regions(pid);
+    for found in &all {
+        if let Found::Region(identity) = found {
+            if let Some(owner) = user_of(pid, identity) {
+                return Err(AttachError::Recorded { pid, owner });
             }
-            Found::Empty { .. } => {
-                cure::cure(pid, &found, |_| true).map_err(|source| AttachError::Stale { pid, source })?;
+            if identity.protocol != pyheap_protocol::PROTOCOL {
+                return Err(AttachError::OtherProtocol {
+                    pid,
+                    protocol: identity.protocol,
+                });
             }
         }
+    }
+    for outcome in cure_regions(pid, interpreter, &all) {
+        outcome.map_err(|source| AttachError::Stale { pid, source })?;
     }
     Ok(())
 }
@@ -565,18 +737,18 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
     let mut done = Vec::new();
     let id = ProcessId::of(pid).ok();
     let lock = id.and_then(|id| Lock::take(id).ok()).flatten();
+    let mut free = Vec::new();
     for found in regions(pid) {
-        let outcome = match found {
-            Found::Region(identity) => {
-                if let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid)) {
-                    done.push(Cured::InUse { owner });
-                    continue;
-                }
-                cure_region(pid, interpreter, identity)?
-            }
-            Found::Empty { .. } => cure::cure(pid, &found, |_| true)?,
-        };
-        done.push(match outcome {
+        if let Found::Region(identity) = found
+            && let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid))
+        {
+            done.push(Cured::InUse { owner });
+        } else {
+            free.push(found);
+        }
+    }
+    for outcome in cure_regions(pid, interpreter, &free) {
+        done.push(match outcome? {
             Cure::Clean(_) => Cured::Gone,
             Cure::Inert { why, .. } => Cured::Inert(why),
         });

@@ -27,6 +27,8 @@ const FLUSH: Duration = Duration::from_millis(500);
 /// Buffered bytes at which the writer does not wait for that.
 const FLUSH_BYTES: usize = 1 << 20;
 
+/// A second that takes longer than this was a pause of ours.
+const LONG_PAUSE: Duration = Duration::from_secs(5);
 /// Seconds after which an interpreter that shuts down is taken for gone although its process lives on (it was embedded).
 const LONG_SHUTDOWN: u32 = 3;
 
@@ -100,6 +102,10 @@ pub struct Recorder {
     last_counters: Counters,
     written_losses: Losses,
     heartbeat: u64,
+    /// When [`Recorder::every_second`] was last here.
+    last_second: Duration,
+    /// How long we were stopped ourselves, in all.
+    stood_still: Duration,
     /// Seconds for which the interpreter has been shutting down.
     finalizing: u32,
 }
@@ -149,6 +155,8 @@ impl Recorder {
             last_counters: Counters::default(),
             written_losses: Losses::default(),
             heartbeat: 0,
+            last_second: Duration::ZERO,
+            stood_still: Duration::ZERO,
             finalizing: 0,
         })
     }
@@ -190,6 +198,7 @@ impl Recorder {
     /// What is due every second: heartbeat, memory of the target, losses, and whether our hooks are still there.
     pub fn every_second(&mut self, session: &Session) -> Option<Stop> {
         let memory = session.memory();
+        self.note_pause();
         self.heartbeat += 1;
         let at = session.identity().base + offset_of!(Identity, heartbeat) as u64;
         let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
@@ -216,6 +225,16 @@ impl Recorder {
         }
     }
 
+    /// Adds up the times in which we were not running (Ctrl-Z, a freezer): what happened then has the time of our return.
+    fn note_pause(&mut self) {
+        let now = self.elapsed();
+        let pause = now.saturating_sub(self.last_second);
+        if pause > LONG_PAUSE {
+            self.stood_still += pause;
+        }
+        self.last_second = now;
+    }
+
     fn note_memory(&self, session: &Session) {
         if let Ok(now) = MemoryUse::of(session.target.facts.id.pid) {
             let sample = MemorySample {
@@ -232,7 +251,11 @@ impl Recorder {
         if let Ok(counters) = Drain::new(session, self.started).read_counters() {
             self.last_counters = counters;
         }
-        let losses = losses(&self.last_counters, &lock(&self.live));
+        let mut losses = losses(&self.last_counters, &lock(&self.live));
+        if !self.stood_still.is_zero() {
+            let millis = u64::try_from(self.stood_still.as_millis()).unwrap_or(u64::MAX);
+            losses.0.insert("milliseconds_pyheap_stood_still".to_owned(), millis);
+        }
         if losses != self.written_losses {
             self.written_losses = losses.clone();
             self.tell(Write::Losses(self.elapsed(), losses));

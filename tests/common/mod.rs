@@ -12,6 +12,7 @@
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 pub mod binomial;
+pub mod golden;
 pub mod interpreters;
 pub mod lines;
 pub mod picture;
@@ -79,6 +80,34 @@ macro_rules! skip {
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `check` for all `rows`, `at_once` of them at a time: nearly all of it is waiting. The problems, a line each.
+pub fn in_parallel<T: Sync>(at_once: usize, rows: &[T], check: impl Fn(&T) -> Result<(), String> + Sync) -> String {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    let (next, problems) = (AtomicUsize::new(0), Mutex::new(String::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(problem) = check(row) {
+                        let mut problems = problems.lock().unwrap_or_else(PoisonError::into_inner);
+                        problems.push_str(&problem);
+                        problems.push('\n');
+                    }
+                }
+            });
+        }
+    });
+    problems.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// [`in_parallel`] for a check that panics by itself when something is wrong.
+pub fn each_of<T: Sync>(at_once: usize, rows: &[T], check: impl Fn(&T) + Sync) {
+    in_parallel(at_once, rows, |row| {
+        check(row);
+        Ok(())
+    });
 }
 
 pub fn is_root() -> bool {

@@ -11,6 +11,7 @@ pub const STUB_BYTES: usize = 480;
 const SYS_MMAP: u64 = 9;
 const SYS_MPROTECT: u64 = 10;
 const SYS_MUNMAP: u64 = 11;
+const SYS_MUNLOCK: u64 = 150;
 const SYS_RESTART: u64 = 219;
 
 const ERESTARTSYS: i64 = -512;
@@ -144,7 +145,7 @@ pub const FRAME_INSTRUCTION: usize = 8 + 40 + 16 * 8;
 #[derive(Debug, Clone, Copy)]
 pub enum Job {
     /// Maps `len` bytes of private anonymous memory at `address`, read-write, and writes `nonce` there. Fails (and leaves
-    /// nothing) when the place is taken.
+    /// nothing) when the place is taken. `len` is written behind the nonce.
     Map {
         /// Where.
         address: u64,
@@ -152,6 +153,9 @@ pub enum Job {
         len: u64,
         /// Proof of success.
         nonce: u64,
+        /// The process may lock all that it maps (`mlockall`): the kernel would make every page of it resident at once,
+        /// while the thread waits. So it is mapped without access, unlocked, and made accessible then.
+        locked: bool,
     },
     /// Makes `text` executable, saves the extended registers at `xsave`, and calls `function` on the stack that ends at
     /// `xsave`. When the kernel refuses, stores `refused` and then the errno at `status`.
@@ -176,6 +180,32 @@ pub enum Job {
         /// How much.
         len: u64,
     },
+}
+
+/// Asks the processor everything that [`stub`] and [`return_frame`] need to know. The answers are kept; in a virtual
+/// machine a question takes some 20 µs, so it must not be asked while a thread stands still.
+pub fn ask_processor() {
+    let _ = (has_xsave(), xsave_ends());
+}
+
+fn has_xsave() -> bool {
+    std::arch::is_x86_feature_detected!("xsave")
+}
+
+/// For each component of the extended state that user frames have, where it ends in the standard format; 0 for others.
+fn xsave_ends() -> &'static [u32; 63] {
+    static ENDS: std::sync::OnceLock<[u32; 63]> = std::sync::OnceLock::new();
+    ENDS.get_or_init(|| {
+        let mut ends = [0; 63];
+        for (feature, end) in (0..).zip(&mut ends).skip(2) {
+            let leaf = std::arch::x86_64::__cpuid_count(0xd, feature);
+            // Bit 0 of ecx: a supervisor state, which user frames do not have.
+            if leaf.ecx & 1 == 0 {
+                *end = leaf.ebx.saturating_add(leaf.eax);
+            }
+        }
+        ends
+    })
 }
 
 /// A stub in the making, on the stack: no allocation, since it is made between fork and exit.
@@ -350,13 +380,20 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8;
     code.land(over_data);
     code.mask(all);
     match job {
-        Job::Map { address, len, nonce } => {
+        Job::Map {
+            address,
+            len,
+            nonce,
+            locked,
+        } => {
+            const ACCESS: u8 = (libc::PROT_READ | libc::PROT_WRITE) as u8;
+            let at_first = if locked { libc::PROT_NONE as u8 } else { ACCESS };
             const FLAGS: i32 =
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
             (enter.r12, enter.r13) = (address, len);
             code.put(&[0x4c, 0x89, 0xe7]); // mov rdi, r12
             code.put(&[0x4c, 0x89, 0xee]); // mov rsi, r13
-            code.put(&[0xba, (libc::PROT_READ | libc::PROT_WRITE) as u8, 0, 0, 0]); // mov edx, protection
+            code.put(&[0xba, at_first, 0, 0, 0]); // mov edx, protection
             code.put(&[0x41, 0xba]); // mov r10d, flags
             code.put(&FLAGS.to_le_bytes());
             code.put(&[0x49, 0xc7, 0xc0, 0xff, 0xff, 0xff, 0xff]); // mov r8, -1
@@ -364,6 +401,14 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8;
             code.call(SYS_MMAP);
             code.put(&[0x48, 0x39, 0xf8]); // cmp rax, rdi
             let elsewhere = code.jump(0x75); // jne
+            let not_accessible = locked.then(|| {
+                code.call(SYS_MUNLOCK); // of rdi and rsi, which calls leave as they are
+                code.put(&[0xba, ACCESS, 0, 0, 0]); // mov edx, protection
+                code.call(SYS_MPROTECT);
+                code.put(&[0x48, 0x85, 0xc0]); // test rax, rax
+                code.jump(0x75) // jne
+            });
+            code.put(&[0x4c, 0x89, 0x6f, 0x08]); // mov [rdi + 8], r13
             code.put(&[0x48, 0xb8]); // mov rax, nonce
             code.put_u64(nonce);
             code.put(&[0x48, 0x89, 0x07]); // mov [rdi], rax
@@ -373,6 +418,9 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8;
             code.put(&[0x48, 0x85, 0xc0]); // test rax, rax
             let failed = code.jump(0x78); // js
             code.put(&[0x48, 0x89, 0xc7]); // mov rdi, rax
+            if let Some(not_accessible) = not_accessible {
+                code.land(not_accessible);
+            }
             code.call(SYS_MUNMAP);
             code.land(done);
             code.land(failed);
@@ -390,7 +438,7 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8;
             enter.r13 = refused;
             enter.r14 = function;
             enter.r15 = xsave;
-            let wide = std::arch::is_x86_feature_detected!("xsave");
+            let wide = has_xsave();
             code.put(&[0x48, 0x89, 0xdf]); // mov rdi, rbx
             code.put(&[0xbe]); // mov esi, length
             code.put(&(text_len as u32).to_le_bytes());
@@ -505,11 +553,9 @@ fn frame_xstate(xstate: &[u8]) -> Option<(usize, u64)> {
     }
     let features = enabled & !AMX;
     let mut len = LEGACY_AND_HEADER;
-    for feature in (2..63).filter(|feature| features >> feature & 1 == 1) {
-        let leaf = std::arch::x86_64::__cpuid_count(0xd, feature);
-        // Bit 0 of ecx: a supervisor state, which user frames do not have.
-        if leaf.ecx & 1 == 0 {
-            len = len.max((leaf.ebx as usize).checked_add(leaf.eax as usize)?);
+    for (feature, &end) in xsave_ends().iter().enumerate() {
+        if features >> feature & 1 == 1 {
+            len = len.max(end as usize);
         }
     }
     (len <= xstate.len() && len <= MAX_XSTATE_BYTES).then_some((len, features))
@@ -692,6 +738,7 @@ mod tests {
                 address: 1,
                 len: 2,
                 nonce: 3,
+                locked: true,
             },
             Job::Call {
                 text: 1,

@@ -2,8 +2,9 @@
 
 use super::choose;
 use super::failure::Failure;
-use super::record::{detach, stop_signals};
+use super::record::{cure_family, detach, stop_signals};
 use crate::attach::Session;
+use crate::attach::family::Family;
 use crate::attach::process::MemoryUse;
 use crate::attach::session::Options;
 use crate::collect::live::{Estimate, Live};
@@ -106,11 +107,11 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             Ok(())
         }
         Some(other) => {
-            detach(session)?;
+            detach_all(session)?;
             Err(Failure::failed(other.describe()).into())
         }
         None => {
-            detach(session)?;
+            detach_all(session)?;
             note(&format!("detached from PID {pid}"));
             output_error.map_or(Ok(()), |error| {
                 Err(Failure::failed(format!("cannot write the view: {error}")).into())
@@ -186,4 +187,14 @@ fn sites(live: &Live) -> Vec<(String, Estimate)> {
         .collect();
     sites.sort_by(|a, b| b.1.bytes.total_cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
     sites
+}
+
+/// Takes the hooks out of the process, and the copies out of the children that it has forked.
+fn detach_all(session: Session) -> Result<(), Failure> {
+    let interpreter = session.target.interpreter.clone();
+    let pid = session.target.facts.id.pid;
+    let mut family = Family::of(pid);
+    let done = detach(session, false);
+    cure_family(&mut family, &interpreter);
+    done
 }

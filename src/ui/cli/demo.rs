@@ -92,6 +92,8 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         Human(args.duration)
     ));
     let recording = record::Args {
+        children: false,
+        parent: None,
         process: Some(target.facts.id.pid),
         pid: None,
         duration: Some(args.duration),

@@ -1,6 +1,7 @@
 //! One file a subcommand.
 
 pub mod attach;
+pub mod children;
 pub mod choose;
 pub mod cure;
 pub mod demo;

@@ -1,7 +1,10 @@
 //! `pyheap record`: a recording into files.
 
+use super::children::Children;
 use super::choose::{self, Started};
 use super::failure::{Failure, chain, code};
+use crate::attach::family::{self, Family};
+use crate::attach::interpreter::Interpreter;
 use crate::attach::session::Options;
 use crate::attach::{AttachError, Session, Target};
 use crate::collect::{Outcome, Recorder, Stop};
@@ -12,6 +15,7 @@ use crate::report::human::{self, Human};
 use crate::ui::output::note;
 use crate::ui::units;
 use pyheap_injector::Cure;
+use pyheap_injector::hijack::Hijacked;
 use pyheap_protocol::domain;
 use std::error::Error;
 use std::io::{IsTerminal, Write};
@@ -23,6 +27,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// How often we look whether it is time to stop.
 const LOOK: Duration = Duration::from_millis(10);
+/// How often we look for new children.
+const CHILDREN: Duration = Duration::from_millis(100);
 /// Progress is shown this often at a terminal, and elsewhere.
 const PROGRESS_TERMINAL: Duration = Duration::from_secs(1);
 const PROGRESS_LOG: Duration = Duration::from_secs(10);
@@ -62,6 +68,15 @@ pub struct Args {
     /// Spelling of the file names: `._hpm`, or `.hpm` as the original heapprof opens them.
     #[arg(long, value_name = "SUFFIX", default_value = "._hpm")]
     pub suffix: SuffixStyle,
+
+    /// Record the process's descendants, too, each into files of its own: BASE.PID._hpm. Those that it forks meanwhile, and
+    /// other Pythons that it starts.
+    #[arg(long)]
+    pub children: bool,
+
+    /// Stop when this is no longer the parent: a recording of a child does not outlive that of its parent.
+    #[arg(long, hide = true, value_name = "PID")]
+    pub parent: Option<u32>,
 
     /// Say more: what was found and what the attach cost.
     #[arg(long, short)]
@@ -225,7 +240,18 @@ pub fn record(
     if args.verbose {
         note(&cost(&session));
     }
-    let why = wait(args, &session, &mut recorder, program.as_deref_mut(), stop);
+    let mut relatives = Relatives {
+        family: Family::of(pid),
+        children: args.children.then(Children::default),
+    };
+    let why = wait(
+        args,
+        &session,
+        &mut recorder,
+        program.as_deref_mut(),
+        stop,
+        &mut relatives,
+    );
     let (reason, stopped) = match why {
         Why::Asked => (EndReason::Stopped, None),
         Why::Duration => (EndReason::DurationReached, None),
@@ -234,13 +260,19 @@ pub fn record(
     let program_left = program_name.filter(|_| !matches!(stopped, Some(Stop::TargetGone | Stop::TargetReplaced)));
     let live = Arc::clone(&recorder.live);
     let outcome = recorder.finish(&session, &reason);
+    let interpreter = session.target.interpreter.clone();
+    let Relatives { mut family, children } = relatives;
+    if let Some(children) = children {
+        children.finish();
+    }
     let cured = match stopped {
         Some(Stop::TargetGone | Stop::TargetReplaced) => {
             session.forget();
             Ok(())
         }
-        _ => detach(session),
+        _ => detach(session, args.verbose),
     };
+    cure_family(&mut family, &interpreter);
     if let Some(name) = program_left {
         note(&format!("{name} runs on as process {pid}"));
     }
@@ -291,6 +323,27 @@ fn attach_failure(pid: i32, error: AttachError) -> Failure {
     }
 }
 
+/// The target's descendants.
+struct Relatives {
+    family: Family,
+    /// With `--children`.
+    children: Option<Children>,
+}
+
+/// Takes the inherited shims out of the descendants, and says where that was not possible.
+pub fn cure_family(family: &mut Family, interpreter: &Interpreter) {
+    let pids = family.look();
+    for outcome in family::cure_all(&pids, Some(interpreter)) {
+        let pid = outcome.pid;
+        if let Some(why) = outcome.left {
+            note(&format!(
+                "process {pid} has inherited the hooks, which are switched off there, and keeps them for now ({why}): \
+                 `pyheap cure {pid}` removes them later"
+            ));
+        }
+    }
+}
+
 /// Why the wait ended.
 enum Why {
     Asked,
@@ -304,10 +357,11 @@ fn wait(
     recorder: &mut Recorder,
     mut program: Option<&mut Started>,
     stop: &AtomicBool,
+    relatives: &mut Relatives,
 ) -> Why {
     let terminal = std::io::stderr().is_terminal();
     let every = if terminal { PROGRESS_TERMINAL } else { PROGRESS_LOG };
-    let (mut next_second, mut next_progress) = (Duration::ZERO, every);
+    let (mut next_second, mut next_progress, mut next_children) = (Duration::ZERO, every, Duration::ZERO);
     let end = |why| {
         if terminal {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -315,7 +369,10 @@ fn wait(
         why
     };
     loop {
-        if stop.load(Ordering::Acquire) {
+        let is_orphan = args
+            .parent
+            .is_some_and(|pid| std::os::unix::process::parent_id() != pid);
+        if stop.load(Ordering::Acquire) || is_orphan {
             return end(Why::Asked);
         }
         // Reaps a program of ours, so that it does not count as alive.
@@ -332,6 +389,16 @@ fn wait(
             if let Some(stop) = recorder.every_second(session) {
                 return end(Why::Stop(recorder.must_stop(session).unwrap_or(stop)));
             }
+            if relatives.children.is_none() {
+                relatives.family.look();
+            }
+        }
+        if let Some(children) = &mut relatives.children
+            && elapsed >= next_children
+        {
+            next_children = elapsed + CHILDREN;
+            let left = args.duration.map(|duration| duration.saturating_sub(elapsed));
+            children.look(args, &relatives.family.look(), left);
         }
         if elapsed >= next_progress {
             next_progress = elapsed + every;
@@ -393,10 +460,16 @@ fn end_reason(stop: &Stop, program: Option<&mut Started>) -> EndReason {
 ///
 /// # Errors
 /// When hooks are left in the target.
-pub fn detach(session: Session) -> Result<(), Failure> {
+pub fn detach(session: Session, verbose: bool) -> Result<(), Failure> {
     let pid = session.target.facts.id.pid;
     let alive = session.target.facts.id;
-    match session.detach() {
+    let cured = session.detach();
+    if let Ok(Cure::Clean(hijacks) | Cure::Inert { hijacks, .. }) = &cured
+        && verbose
+    {
+        note(&format!("detached: {}", steps(hijacks)));
+    }
+    match cured {
         Ok(Cure::Clean(_)) => Ok(()),
         Ok(Cure::Inert { why, .. }) => {
             note(&format!(
@@ -411,12 +484,13 @@ pub fn detach(session: Session) -> Result<(), Failure> {
 
 /// What attaching cost the target.
 fn cost(session: &Session) -> String {
-    let steps: Vec<String> = session
-        .hijacks()
-        .iter()
-        .map(|h| format!("thread {} held {:?} (disturbed {:?})", h.tid, h.held, h.disturbed))
-        .collect();
-    format!("attached: {}; domains wrapped as {:?}", steps.join(", "), session.modes)
+    let steps = steps(session.hijacks());
+    format!("attached: {steps}; domains wrapped as {:?}", session.modes)
+}
+
+fn steps(hijacks: &[Hijacked]) -> String {
+    let step = |h: &Hijacked| format!("thread {} held {:?} (disturbed {:?})", h.tid, h.held, h.disturbed);
+    hijacks.iter().map(step).collect::<Vec<_>>().join(", ")
 }
 
 fn facts(session: &Session) -> Facts {

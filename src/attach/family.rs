@@ -1,0 +1,117 @@
+//! The descendants of a recorded process: which are alive, and the shims that they have inherited by fork.
+
+use super::interpreter::Interpreter;
+use super::preflight;
+use super::process::{self, ProcessId};
+use super::session::{self, Cured, cure, regions};
+use pyheap_injector::infect::Found;
+use std::collections::BTreeMap;
+
+/// Descendants that are kept in mind; more are found only while their parents live.
+const MOST: usize = 4096;
+/// Processes that are cured at the same time: each takes a second, of waiting.
+const AT_ONCE: usize = 16;
+
+/// A process and its descendants, as they were seen: one whose parent has ended is not forgotten.
+#[derive(Debug)]
+pub struct Family {
+    root: i32,
+    known: BTreeMap<i32, ProcessId>,
+}
+
+impl Family {
+    /// The family of `root`.
+    #[must_use]
+    pub fn of(root: i32) -> Self {
+        let mut family = Self {
+            root,
+            known: BTreeMap::new(),
+        };
+        family.look();
+        family
+    }
+
+    /// Looks who is new and who is gone. The descendants that live.
+    pub fn look(&mut self) -> Vec<i32> {
+        self.known.retain(|_, id| id.is_alive());
+        let parents = process::parents();
+        let mut roots: Vec<i32> = vec![self.root];
+        roots.extend(self.known.keys());
+        for pid in process::descendants_of(&parents, &roots) {
+            if self.known.len() < MOST
+                && !self.known.contains_key(&pid)
+                && let Ok(id) = ProcessId::of(pid)
+            {
+                self.known.insert(pid, id);
+            }
+        }
+        self.known.keys().copied().collect()
+    }
+}
+
+/// What became of one process's copies of the shim.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The process.
+    pub pid: i32,
+    /// What is left and why; `None` if nothing is.
+    pub left: Option<String>,
+}
+
+/// True if `pid` carries a shim that nobody uses.
+fn carries_copy(pid: i32) -> bool {
+    regions(pid).iter().any(|found| match found {
+        Found::Region(identity) => session::user_of(pid, identity).is_none(),
+        Found::Empty { .. } => true,
+    })
+}
+
+/// Takes the shims that nobody uses out of `pids`. A process that has forked without exec has the `interpreter` of its
+/// parent; without one it is looked for. Processes that carry nothing are not in the answer.
+#[must_use]
+pub fn cure_all(pids: &[i32], interpreter: Option<&Interpreter>) -> Vec<Outcome> {
+    let carriers: Vec<i32> = pids.iter().copied().filter(|&pid| carries_copy(pid)).collect();
+    let mut outcomes = Vec::new();
+    for some in carriers.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            let running: Vec<_> = some
+                .iter()
+                .map(|&pid| (pid, scope.spawn(move || cure_one(pid, interpreter))))
+                .collect();
+            for (pid, one) in running {
+                let left = one.join().unwrap_or_else(|_| Some("pyheap has failed".to_owned()));
+                outcomes.push(Outcome { pid, left });
+            }
+        });
+    }
+    outcomes
+}
+
+/// What is left, if anything.
+fn cure_one(pid: i32, interpreter: Option<&Interpreter>) -> Option<String> {
+    let own;
+    let interpreter = match interpreter {
+        Some(parents) => parents,
+        None => match preflight::look(pid) {
+            Ok(target) => {
+                own = target.interpreter;
+                &own
+            }
+            Err(refusal) => return Some(refusal.to_string()),
+        },
+    };
+    match cure(pid, interpreter) {
+        Ok(cured) => cured.into_iter().find_map(|one| match one {
+            Cured::Gone | Cured::InUse { .. } => None,
+            Cured::Inert(why) => Some(why.to_string()),
+        }),
+        // It may have ended, or become another program, meanwhile.
+        Err(_) if !carries_copy(pid) => None,
+        Err(error) => Some(chain(&error)),
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
