@@ -20,6 +20,7 @@ pub mod control;
 pub mod record;
 pub mod ring;
 pub mod table;
+pub mod thin;
 
 pub use addr::RemoteAddr;
 pub use control::{
@@ -27,7 +28,7 @@ pub use control::{
 };
 
 /// Version of everything in this crate.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// First bytes of the [`Identity`] page, by which a region of pyheap is found in a process.
 pub const IDENTITY_MAGIC: [u8; 16] = *b"pyheap region 1\n";

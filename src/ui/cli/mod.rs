@@ -13,6 +13,7 @@ pub mod flame;
 pub mod info;
 pub mod info_run;
 pub mod record;
+pub mod sampling;
 pub mod top;
 
 use crate::profile::reader::{LiveSet, ReadError, Reader};

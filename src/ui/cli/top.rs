@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use crate::profile::interval::{self, Interval};
 use crate::profile::reader::{LiveSet, Reader};
 use crate::report::human::{Human, bytes, count};
 use crate::report::info::{describe_losses, describe_sampling};
-use crate::report::top::{GroupBy, render, top};
+use crate::report::top::{GroupBy, interval_text, render, top};
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units::Moment;
 
@@ -84,13 +85,16 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         ));
     }
     let cumulative = args.cumulative && by != GroupBy::Trace;
-    let rows = top(&super::usages(&reader, &live), by, cumulative);
+    let rows = top(&super::usages(&reader, &live), by, cumulative, reader.period_bytes());
+    let total = total_interval(&reader, &live);
     if args.json {
         let losses = reader.sidecar().map(|sidecar| &sidecar.losses);
         let answer = serde_json::json!({
             "at_seconds": live.at.as_secs_f64(),
             "live_bytes": live.total.bytes,
             "live_bytes_margin": live.total.bytes_margin(),
+            "live_bytes_low": total.low,
+            "live_bytes_high": total.high,
             "live_objects": live.total.objects,
             "live_objects_margin": live.total.objects_margin(),
             "samples": live.total.sampled,
@@ -100,6 +104,9 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             "rows": rows[..rows.len().min(args.limit)],
         });
         return Ok(to_stdout(&(serde_json::to_string_pretty(&answer)? + "\n"))?);
+    }
+    if let Some(next) = reader.sidecar().and_then(|sidecar| sidecar.end.as_ref()?.next.as_ref()) {
+        note(&format!("note: the recording goes on in {next}, with a longer period"));
     }
     let mut text = headline(&reader, &live, is_end);
     text += &render(&rows, args.limit, &live.total, cumulative);
@@ -111,11 +118,31 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(to_stdout(&text)?)
 }
 
+fn total_interval(reader: &Reader, live: &LiveSet) -> Interval {
+    let total = &live.total;
+    let period = reader.period_bytes();
+    let limits = |period| interval::of_bytes(total.bytes, total.bytes_variance, total.sampled, period);
+    period.map_or_else(
+        || Interval {
+            low: (total.bytes - total.bytes_margin()).max(0.0),
+            high: total.bytes + total.bytes_margin(),
+        },
+        limits,
+    )
+}
+
 fn headline(reader: &Reader, live: &LiveSet, is_end: bool) -> String {
+    let Interval { low, high } = total_interval(reader, live);
+    let total = &live.total;
+    let interval = interval_text(total.bytes, total.bytes_margin(), low, high, total.sampled);
     format!(
-        "{} ± {} live in {} ± {} objects at {}{} ({} samples, {})\n",
+        "{} {} live in {} ± {} objects at {}{} ({} samples, {})\n",
         bytes(live.total.bytes),
-        bytes(live.total.bytes_margin()),
+        if interval.starts_with('±') {
+            interval
+        } else {
+            format!("({interval})")
+        },
         count(live.total.objects),
         count(live.total.objects_margin()),
         Human(live.at),
