@@ -61,13 +61,8 @@ impl Children {
         let mut base = args.output.clone().into_os_string();
         base.push(format!(".{pid}"));
         let mut command = Command::new("/proc/self/exe");
-        command.args([
-            "record",
-            "--pid",
-            &pid.to_string(),
-            "--period",
-            &args.period.to_string(),
-        ]);
+        command.args(["record", "--pid", &pid.to_string()]);
+        command.args(args.sampling.words());
         command.args(["--parent", &std::process::id().to_string()]);
         command.args(["--suffix", args.suffix.example(), "-o"]).arg(&base);
         if let Some(left) = left {
