@@ -159,7 +159,8 @@ fn walk(thread: u64) -> Option<Walk> {
                     unsafe { peek::<i32>(frame, layout!(frame_instr)) }
                 } else {
                     // SAFETY: as above.
-                    let (at, start) = unsafe { (peek::<u64>(frame, layout!(frame_instr)), bytecode(state, frame, code)) };
+                    let (at, start) =
+                        unsafe { (peek::<u64>(frame, layout!(frame_instr)), bytecode(state, frame, code)) };
                     start.map_or(UNKNOWN_INSTRUCTION, |start| at.wrapping_sub(start) as i32)
                 };
                 let id = code_id(code)?;
