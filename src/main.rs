@@ -2,20 +2,21 @@
 
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
-use pyheap::ui::cli::{attach, cure, demo, digest, dump, events, export, flame, info, record, top};
+use pyheap::ui::cli::{attach, cure, demo, digest, dump, events, export, flame, info, leaks, record, top};
 use pyheap::ui::output::note;
 use std::process::ExitCode;
 
 /// A heap profiler for running CPython processes. It attaches from outside, needs nothing in the process, and leaves no
 /// trace.
 ///
-/// Start with `pyheap demo`, then `pyheap record PID --duration 1m` and `pyheap top run`.
+/// Start with `pyheap demo`, then `pyheap record PID --duration 1m` and `pyheap leaks run`.
 #[derive(Debug, Parser)]
 #[command(name = "pyheap", version = pyheap::VERSION, max_term_width = 100)]
 enum Command {
     Record(record::Args),
     Attach(attach::Args),
     Info(info::Args),
+    Leaks(leaks::Args),
     Top(top::Args),
     Flame(flame::Args),
     Export(export::Args),
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Leaks(args) => leaks::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Flame(args) => flame::run(&args),
         Command::Export(args) => export::run(&args),

@@ -2,7 +2,8 @@
 
 use super::tree::NamedFrame;
 use crate::profile::sampling;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 /// A live sample.
 #[derive(Debug, Clone, Copy)]
@@ -11,6 +12,8 @@ pub struct Sample {
     pub trace: u32,
     /// Size as asked for, in bytes.
     pub size: u64,
+    /// When it was allocated, in milliseconds since the start.
+    pub born: u32,
 }
 
 /// Estimated quantities with their variance.
@@ -97,11 +100,12 @@ impl Live {
     }
 
     /// A sample has come; false if its id is known already.
-    pub fn add(&mut self, id: u64, trace: u32, size: u64) -> bool {
+    pub fn add(&mut self, id: u64, trace: u32, size: u64, at: Duration) -> bool {
         if self.samples.contains_key(&id) {
             return false;
         }
-        self.samples.insert(id, Sample { trace, size });
+        let born = u32::try_from(at.as_millis()).unwrap_or(u32::MAX);
+        self.samples.insert(id, Sample { trace, size, born });
         self.sampled += 1;
         self.count(trace, size, 1.0);
         true
@@ -124,6 +128,16 @@ impl Live {
     /// Ids of all live samples.
     pub fn ids(&self) -> impl Iterator<Item = u64> + '_ {
         self.samples.keys().copied()
+    }
+
+    /// When the live samples of each trace were allocated, in milliseconds since the start.
+    pub fn births(&self) -> BTreeMap<u32, Vec<u32>> {
+        let mut births: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for sample in self.samples.values() {
+            births.entry(sample.trace).or_default().push(sample.born);
+        }
+        births.values_mut().for_each(|births| births.sort_unstable());
+        births
     }
 
     /// True if this sample is live.
@@ -151,10 +165,11 @@ mod tests {
         };
         live.traces.push(trace);
         for id in 1..=1000 {
-            assert!(live.add(id, 1, 7 + id % 13));
+            assert!(live.add(id, 1, 7 + id % 13, Duration::from_millis(id)));
         }
-        assert!(!live.add(1000, 1, 7));
+        assert!(!live.add(1000, 1, 7, Duration::ZERO));
         assert!(live.total.bytes > 1000.0 * 131_072.0 * 0.9);
+        assert_eq!(live.births()[&1], (1..=1000).collect::<Vec<u32>>());
         for id in 1..=1000 {
             live.remove(id).unwrap();
         }

@@ -6,6 +6,7 @@
 
 pub mod drain;
 pub mod live;
+pub mod memory;
 pub mod names;
 pub mod recorder;
 pub mod resolve;

@@ -2,11 +2,11 @@
 
 use super::drain::{self, Drain};
 use super::live::Live;
+use super::memory::MemoryProbe;
 use super::names::Names;
 use super::resolve::{Event, Resolver, lock};
 use super::tree::NamedFrame;
 use crate::attach::interpreter::Phase;
-use crate::attach::process::MemoryUse;
 use crate::attach::session::{self, Session};
 use crate::profile::facts::{EndReason, Losses, MemorySample};
 use crate::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
@@ -69,6 +69,7 @@ enum Write {
     Events(Vec<Event>),
     Memory(Duration, MemorySample),
     Losses(Duration, Losses),
+    Survivors(std::collections::BTreeMap<u32, Vec<u32>>),
     End(Duration, EndReason),
 }
 
@@ -100,6 +101,7 @@ pub struct Recorder {
     last_counters: Counters,
     written_losses: Losses,
     heartbeat: u64,
+    memory: MemoryProbe,
     /// Seconds for which the interpreter has been shutting down.
     finalizing: u32,
 }
@@ -149,6 +151,7 @@ impl Recorder {
             last_counters: Counters::default(),
             written_losses: Losses::default(),
             heartbeat: 0,
+            memory: MemoryProbe::new(session),
             finalizing: 0,
         })
     }
@@ -193,7 +196,7 @@ impl Recorder {
         self.heartbeat += 1;
         let at = session.identity().base + offset_of!(Identity, heartbeat) as u64;
         let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
-        self.note_memory(session);
+        self.note_memory();
         self.note_losses(session);
         let gate = session.control(offset_of!(Control, gate));
         if memory.read_u64(gate).is_ok_and(|gate| gate == 0) {
@@ -216,14 +219,8 @@ impl Recorder {
         }
     }
 
-    fn note_memory(&self, session: &Session) {
-        if let Ok(now) = MemoryUse::of(session.target.facts.id.pid) {
-            let sample = MemorySample {
-                rss: now.rss_bytes,
-                anon: now.anonymous_bytes,
-                swap: now.swap_bytes,
-                ..MemorySample::default()
-            };
+    fn note_memory(&mut self) {
+        if let Some(sample) = self.memory.sample() {
             self.tell(Write::Memory(self.elapsed(), sample));
         }
     }
@@ -250,11 +247,13 @@ impl Recorder {
     /// # Panics
     /// Never: a thread that panicked counts as one that failed.
     pub fn finish(mut self, session: &Session, reason: &EndReason) -> Outcome {
-        self.note_memory(session);
+        self.note_memory();
         self.stop.store(true, Ordering::Release);
         let _ = self.drain.take().map(JoinHandle::join);
         let _ = self.resolver.take().map(JoinHandle::join);
         self.note_losses(session);
+        let births = lock(&self.live).births();
+        self.tell(Write::Survivors(births));
         let elapsed = self.elapsed();
         self.tell(Write::End(elapsed, reason.clone()));
         self.to_writer = None;
@@ -360,6 +359,9 @@ fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
         }
         Write::Memory(at, sample) => files.memory(at, &sample),
         Write::Losses(at, losses) => files.losses(at, &losses),
+        Write::Survivors(births) => births
+            .into_iter()
+            .for_each(|(trace, births)| files.survivors(trace, births)),
         Write::End(at, reason) => files.end(at, &reason),
     }
     Ok(())

@@ -178,7 +178,7 @@ impl Resolver {
 }
 
 fn alloc(model: &mut Live, at: Duration, id: u64, trace: u32, size: u64, domain: u8, events: &mut Vec<Event>) {
-    if model.add(id, trace, size) {
+    if model.add(id, trace, size, at) {
         events.push(Event::Alloc {
             at,
             trace,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::hpd::{Events, RawEvents};
 use super::hpm::{HeaderError, TraceFile};
 use super::live::Tally;
-use super::model::{Live, StackFrame};
+use super::model::{Event, Live, StackFrame};
 use super::names::{Part, ProfileNames};
 use super::sampling::{SamplingTable, Weights};
 use super::sidecar::Sidecar;
@@ -153,12 +153,16 @@ impl Reader {
 
     /// Length of the recording so far: up to its last event, or what the sidecar knows of later. Reads all events, once.
     pub fn elapsed(&self) -> Result<Duration, ReadError> {
-        let events = self.scan()?.clock;
-        let sidecar = self.sidecar.as_ref().map_or(0, |sidecar| {
+        Ok(self.scan()?.clock.max(self.end_known()))
+    }
+
+    /// The last moment that the sidecar knows of; 0 without one.
+    pub fn end_known(&self) -> Duration {
+        let micros = self.sidecar.as_ref().map_or(0, |sidecar| {
             let end = sidecar.end.as_ref().map_or(0, |end| end.at);
             sidecar.memory.last().map_or(end, |(at, _)| end.max(*at))
         });
-        Ok(events.max(Duration::from_micros(sidecar)))
+        Duration::from_micros(micros)
     }
 
     /// Mean distance of samples in bytes, if the sidecar tells.
@@ -258,9 +262,15 @@ impl Reader {
         if let Some(scan) = self.scan.get() {
             return Ok(scan);
         }
+        self.visit(|_| {})
+    }
+
+    /// Hands every event to `visit`, and tells about them all as [`scan`](Self::scan) does, which has nothing to read then.
+    pub fn visit(&self, mut visit: impl FnMut(&Event)) -> Result<&Scan, ReadError> {
         let mut events = self.events()?;
         let mut scan = Scan::default();
         for event in &mut events {
+            visit(&event);
             scan.events += 1;
             scan.allocations += u64::from(!event.is_free);
             scan.clock = event.clock;

@@ -68,6 +68,10 @@ pub enum Line {
     /// Microseconds since the start and all counters.
     #[serde(rename = "l")]
     Losses(u64, Losses),
+    /// Trace index, and when those of its samples that are alive at the end were allocated, in milliseconds since the start.
+    /// Written at the end; a free in the .hpd does not say which of several equal blocks it ends.
+    #[serde(rename = "s")]
+    Survivors(u32, Vec<u32>),
     /// The last line.
     #[serde(rename = "end")]
     End(End),
@@ -92,6 +96,8 @@ pub struct Sidecar {
     pub memory: Vec<(u64, MemorySample)>,
     /// The last word on losses.
     pub losses: Losses,
+    /// When the survivors of each trace were allocated, in milliseconds since the start; `None` if that was not written.
+    pub survivors: Option<HashMap<u32, Vec<u32>>>,
     /// When and why it ended; `None` while it is being written, or if pyheap was killed.
     pub end: Option<End>,
     /// Lines that could not be read.
@@ -141,6 +147,7 @@ impl Sidecar {
             pieces: BTreeMap::new(),
             memory: Vec::new(),
             losses: Losses::default(),
+            survivors: None,
             end: None,
             skipped_lines: 0,
         };
@@ -189,6 +196,10 @@ impl Sidecar {
             }
             Line::Memory(at, sample) => self.memory.push((at, sample)),
             Line::Losses(_, losses) => self.losses = losses,
+            Line::Survivors(trace, births) => {
+                let survivors = self.survivors.get_or_insert_default();
+                survivors.entry(trace).or_default().extend(births);
+            }
             Line::End(end) => self.end = Some(end),
         }
     }

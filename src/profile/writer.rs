@@ -194,6 +194,11 @@ impl ProfileWriter {
         self.line(&Line::Losses(micros(at), losses.clone()));
     }
 
+    /// Adds when the samples of a trace that are alive at the end were allocated, in milliseconds since the start.
+    pub fn survivors(&mut self, trace: u32, births: Vec<u32>) {
+        self.line(&Line::Survivors(trace, births));
+    }
+
     /// Adds the last line of the sidecar. Flush afterwards.
     pub fn end(&mut self, at: Duration, reason: &EndReason) {
         self.line(&Line::End(End::new(micros(at), reason)));

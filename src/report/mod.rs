@@ -5,9 +5,9 @@ use crate::profile::model::{Live, StackFrame};
 
 pub mod export;
 pub mod flame;
-pub mod growth;
 pub mod human;
 pub mod info;
+pub mod leaks;
 pub mod top;
 
 /// What is alive of one trace, and its stack.

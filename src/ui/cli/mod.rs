@@ -12,6 +12,7 @@ pub mod failure;
 pub mod flame;
 pub mod info;
 pub mod info_run;
+pub mod leaks;
 pub mod record;
 pub mod top;
 
