@@ -191,9 +191,10 @@ pub fn judge(tracker: &mut Tracker, elapsed: Duration, facts: &dyn Facts, limit:
     let width = tracker.bins().width_seconds();
     let bins = tracker.bins().whole(elapsed);
     let groups = tracker.groups();
+    let traffic = groups[ALL as usize].series.floors(bins).allocated;
     let trends: Vec<Option<Trend>> = groups
         .iter()
-        .map(|group| trend(&group.series.floors(bins), width, &group.series.now))
+        .map(|group| trend(&group.series.floors(bins), width, &group.series.now, &traffic))
         .collect();
     let memory = facts.memory();
     let process = process_trend(memory, elapsed, own_bytes);

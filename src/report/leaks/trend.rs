@@ -39,10 +39,12 @@ pub struct Trend {
     pub came_early: bool,
 }
 
-/// The growth of `floors`, bins of `width` seconds; `live` is what is live at the end. `None` if there are too few bins.
-pub fn trend(floors: &Floors, width: f64, live: &Level) -> Option<Trend> {
+/// The growth of `floors`, bins of `width` seconds; `live` is what is live at the end, and `traffic` what the whole program had
+/// allocated up to the end of each bin: a program that is held up grows unevenly in time, but not by its work. `None` if there
+/// are too few bins.
+pub fn trend(floors: &Floors, width: f64, live: &Level, traffic: &[f64]) -> Option<Trend> {
     let bins = floors.bytes.len();
-    if bins < MIN_BINS {
+    if bins < MIN_BINS || traffic.len() < bins {
         return None;
     }
     let lag = bins / LAG;
@@ -58,42 +60,41 @@ pub fn trend(floors: &Floors, width: f64, live: &Level) -> Option<Trend> {
     let rate = net / seconds;
     let (late, early) = (level[bins - 1] - level[last - 1], level[last - 1] - level[start - 1]);
     let (late_steps, early_steps) = (&steps[last - start..], &steps[..last - start]);
-    let least_p = if squares > 0.0 {
-        (-absolute * absolute / squares).exp2()
-    } else {
-        1.0
-    };
-    let p = if net > 0.0 && total > 0.0 {
-        let by_scatter = student_tail(net / total.sqrt(), steps.len() as f64 - 1.0);
-        by_scatter.max((-net * net / squares).exp2())
-    } else {
-        1.0
-    };
+    let least_p = if squares > 0.0 { (-absolute * absolute / squares).exp2() } else { 1.0 };
+    // A step of the floor is what was added so much earlier.
+    let work: Vec<f64> = (start..bins).map(|bin| traffic[bin - lag] - traffic[bin - lag - 1]).collect();
+    let p = probability(net, &steps, &work, sampling);
+    let least_p = least_p.min(p);
     let early_rate = early / (early_steps.len() as f64 * width);
     let last_third = late / (late_steps.len() as f64 * width);
     let allocated = |from: usize, to: usize| floors.allocated[to - lag] - floors.allocated[from - lag];
+    let worked = |from: usize, to: usize| work[from..to].iter().sum::<f64>();
+    let all_work = worked(0, work.len());
     let part = Part {
         net: late,
+        work: worked(last - start, work.len()),
         squares: late_steps.iter().map(|step| step * step).sum(),
         allocated: allocated(last - 1, bins - 1),
     };
     let before = Part {
         net: early,
+        work: worked(0, last - start),
         squares: early_steps.iter().map(|step| step * step).sum(),
         allocated: allocated(start - 1, last - 1),
     };
     let tail = bins / 6;
-    let expected = STILL * rate * tail as f64 * width;
+    let tail_share = worked(work.len() - tail, work.len()) / all_work;
+    let expected = STILL * net * tail_share.min(tail as f64 / steps.len() as f64);
     let tail_net = level[bins - 1] - level[bins - 1 - tail];
     let has_stopped = absolute > 0.0 && expected * absolute / squares >= 3.0 && tail_net <= 0.0;
-    let goes_on =
-        last_third >= STILL * early_rate && part.is_growth() && !part.retains_less_than(&before) && !has_stopped;
+    let goes_on = (last_third >= STILL * early_rate || part.net * before.work >= STILL * before.net * part.work)
+        && part.is_growth()
+        && !part.retains_less_than(&before)
+        && !has_stopped;
     let end = level[bins - 1];
     let is_kept = end >= 0.5 * live.bytes && end > 0.0;
     let turned_over = floors.allocated[bins - 1];
-    let largest = (1..bins)
-        .map(|bin| level[bin] - level[bin - 1])
-        .fold(level[0], f64::max);
+    let largest = (1..bins).map(|bin| level[bin] - level[bin - 1]).fold(level[0], f64::max);
     Some(Trend {
         rate,
         interval: interval(net, total, live).map(|bytes| bytes / seconds).into(),
@@ -102,21 +103,30 @@ pub fn trend(floors: &Floors, width: f64, live: &Level) -> Option<Trend> {
         last_third,
         goes_on,
         came_at_once: is_kept && turned_over <= 2.0 * end && (level[start] >= 0.8 * end || largest >= 0.7 * end),
-        came_early: is_kept && early + level[start - 1] >= 0.5 * end && level[start - 1] < 0.8 * end,
+        came_early: is_kept && before.is_more_than(&part, early_steps.len() as f64 / late_steps.len() as f64),
     })
 }
 
 /// A part of the time.
 struct Part {
     net: f64,
+    /// What the program allocated.
+    work: f64,
     squares: f64,
+    /// What the group allocated.
     allocated: f64,
 }
 
 impl Part {
-    /// Whether it grows by more than chance explains, at 5 %.
+    /// Whether it grows by more than chance explains, at 10 %.
     fn is_growth(&self) -> bool {
-        self.net > 0.0 && normal_tail(self.net / self.squares.sqrt()) < 0.05
+        self.net > 0.0 && normal_tail(self.net / self.squares.sqrt()) < 0.1
+    }
+
+    /// Whether its growth is more than that of `other`, a part that is shorter by `ratio`, by more than chance explains.
+    fn is_more_than(&self, other: &Self, ratio: f64) -> bool {
+        let more = self.net - ratio * other.net;
+        self.net > 0.0 && more > Z_975 * (self.squares + ratio * ratio * other.squares).sqrt()
     }
 
     /// Whether less of what is allocated stays than did `before`, by more than chance explains.
@@ -128,6 +138,34 @@ impl Part {
         let missing = scale * before.net - self.net;
         missing > Z_975 * (self.squares + scale * scale * before.squares).sqrt()
     }
+}
+
+/// The probability of growth by `net` in these steps where nothing grows. Steps are taken as even in time, or as even in the
+/// `work` that the program did, whatever fits better, at twice the probability for having had the choice.
+fn probability(net: f64, steps: &[f64], work: &[f64], sampling: f64) -> f64 {
+    if net <= 0.0 {
+        return 1.0;
+    }
+    let count = steps.len() as f64;
+    let one = |residuals: &[f64], evenness: f64| {
+        let variance = spread(residuals);
+        let squares = residuals.iter().map(|step| step * step).sum::<f64>() + net * net * evenness;
+        let by_scatter = match variance.max(sampling) {
+            0.0 => 0.0,
+            variance => student_tail(net / variance.sqrt(), count - 1.0),
+        };
+        by_scatter.max((-net * net / squares).exp2())
+    };
+    let mean = net / count;
+    let in_time: Vec<f64> = steps.iter().map(|step| step - mean).collect();
+    let in_time = one(&in_time, 1.0 / count);
+    let all: f64 = work.iter().sum();
+    if all <= 0.0 {
+        return in_time;
+    }
+    let in_work: Vec<f64> = steps.iter().zip(work).map(|(step, work)| step - net * work / all).collect();
+    let evenness = work.iter().map(|work| work * work).sum::<f64>() / (all * all);
+    (2.0 * in_time.min(one(&in_work, evenness))).min(1.0)
 }
 
 /// The least of the last `lag` bins, for each bin, and its sampling variance.
@@ -161,14 +199,11 @@ pub fn spread(steps: &[f64]) -> f64 {
 /// variable, whose interval is lopsided.
 fn interval(net: f64, variance: f64, live: &Level) -> [f64; 2] {
     // What may have grown without a single sample having been taken of it.
-    let unseen = if live.bytes > 0.0 {
-        UNSEEN * live.variance / live.bytes
-    } else {
-        0.0
-    };
+    let unseen = if live.bytes > 0.0 { UNSEEN * live.variance / live.bytes } else { 0.0 };
     let margin = Z_975 * variance.sqrt();
     let count = net * net / variance;
-    if net > 0.0 && count > 1.0 && count.is_finite() {
+    // Growth by less than four samples may as well be none.
+    if net > 0.0 && count > Z_975 * Z_975 && count.is_finite() {
         let (low, high) = poisson_factors(count);
         return [net * low, (net * high).max(unseen)];
     }
@@ -197,29 +232,20 @@ mod tests {
             objects: 1.0,
             samples: 100,
         };
-        trend(&floors, 2.0, &live).unwrap()
+        trend(&floors, 2.0, &live, &floors.allocated).unwrap()
     }
 
     #[test]
     fn a_line_grows() {
         let line = of((0..60).map(|bin| 1000.0 * f64::from(bin)));
-        assert!(
-            (line.rate - 500.0).abs() < 1e-9 && line.goes_on && line.p < 1e-6,
-            "{line:?}"
-        );
-        assert!(
-            line.interval.0 < 500.0 && line.interval.1 > 500.0 && line.interval.0 > 300.0,
-            "{line:?}"
-        );
+        assert!((line.rate - 500.0).abs() < 1e-9 && line.goes_on && line.p < 1e-6, "{line:?}");
+        assert!(line.interval.0 < 500.0 && line.interval.1 > 500.0 && line.interval.0 > 300.0, "{line:?}");
     }
 
     #[test]
     fn what_stops_does_not_go_on() {
         let filled = of((0..60).map(|bin| 1000.0 * f64::from(bin.min(24))));
-        assert!(
-            !filled.goes_on && filled.came_early && !filled.came_at_once,
-            "{filled:?}"
-        );
+        assert!(!filled.goes_on && filled.came_early && !filled.came_at_once, "{filled:?}");
         let slower = of((0..60).map(|bin| 60_000.0 * (1.0 - (-f64::from(bin) / 15.0).exp())));
         assert!(!slower.goes_on, "{slower:?}");
     }
@@ -233,7 +259,8 @@ mod tests {
                 bytes: 1e6,
                 ..Level::default()
             };
-            let found = trend(&floors, 1.0, &live).unwrap();
+            let work: Vec<f64> = (0..60).map(f64::from).collect();
+            let found = trend(&floors, 1.0, &live, &work).unwrap();
             assert!(found.p > 0.1, "{jump}: {found:?}");
             assert!(found.came_at_once || jump == 55, "{jump}: {found:?}");
         }
@@ -249,6 +276,24 @@ mod tests {
 
     #[test]
     fn too_short_says_nothing() {
-        assert_eq!(trend(&floors((0..23).map(f64::from)), 1.0, &Level::default()), None);
+        let short = floors((0..23).map(f64::from));
+        assert_eq!(trend(&short, 1.0, &Level::default(), &short.allocated), None);
+    }
+
+    /// A program that stands still for a third of the time and then makes up for it.
+    #[test]
+    fn a_stall_is_no_reason_to_miss_a_leak() {
+        let done = |bin: usize| if (30..50).contains(&bin) { 30 } else { bin } as f64;
+        let mut floors = floors((0..60).map(|bin| 1000.0 * done(bin)));
+        let work: Vec<f64> = (0..60).map(|bin| 1e6 * done(bin + 1)).collect();
+        floors.allocated = work.iter().map(|work| work / 1000.0).collect();
+        let live = Level {
+            bytes: 60_000.0,
+            ..Level::default()
+        };
+        let found = trend(&floors, 1.0, &live, &work).unwrap();
+        assert!(found.goes_on && found.p < 1e-3, "{found:?}");
+        let evenly: Vec<f64> = (0..60).map(f64::from).collect();
+        assert!(trend(&floors, 1.0, &live, &evenly).unwrap().p > found.p);
     }
 }
