@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Rounds of work of the target, 20 a second.
-const ROUNDS: &str = "240";
+const ROUNDS: &str = "300";
 /// The longest pause of the target, as a part of its time, that is no reason to record again.
 const STALL: f64 = 0.08;
 /// Recordings until one without such a pause.
@@ -79,7 +79,12 @@ fn leaks_are_found_and_nothing_else_is_blamed() {
     found.sort_unstable();
     assert_eq!(found, ["open_session", "report_error"], "{report:#}");
     let seconds = recording.truth["seconds"].as_f64().unwrap();
-    for site in report["leaks"].as_array().unwrap().iter().filter(|site| site["verdict"] == "leak") {
+    for site in report["leaks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|site| site["verdict"] == "leak")
+    {
         let kept = recording.truth["kept"][function(&site["own"])].as_f64().unwrap();
         let (growth, low, high) = (
             site["growth_bytes_per_min"].as_f64().unwrap(),
@@ -92,23 +97,40 @@ fn leaks_are_found_and_nothing_else_is_blamed() {
         assert!(0.0 < low && low <= growth && growth <= high, "{site:#}");
         let (median, oldest) = (&site["age_seconds"]["median"], &site["age_seconds"]["oldest"]);
         let (median, oldest) = (median.as_f64().unwrap(), oldest.as_f64().unwrap());
-        assert!(0.2 * seconds < median && median < 0.8 * seconds && median < oldest, "{site:#}");
+        assert!(
+            0.2 * seconds < median && median < 0.8 * seconds && median < oldest,
+            "{site:#}"
+        );
         assert!(site["objects"].as_f64().unwrap() >= 30.0, "{site:#}");
     }
-    let rare = report["leaks"].as_array().unwrap().iter().find(|site| function(&site["own"]) == "report_error");
+    let rare = report["leaks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|site| function(&site["own"]) == "report_error");
     let rare = rare.unwrap();
     // Innermost first: the allocating line is the library's, the line of own code further out.
     assert!(rare["stack"][0]["file"].as_str().unwrap().contains("json"), "{rare:#}");
     assert!(rare["own"]["file"].as_str().unwrap().ends_with("leaks.py"), "{rare:#}");
     assert_eq!(rare["domain"], rare["domain"].as_str().unwrap(), "{rare:#}");
     let limit = &report["limit"];
-    assert_eq!((&limit["source"], limit["limit_bytes"].as_u64()), (&Value::from("given"), Some(1 << 40)));
+    assert_eq!(
+        (&limit["source"], limit["limit_bytes"].as_u64()),
+        (&Value::from("given"), Some(1 << 40))
+    );
     assert!(limit["seconds"].as_f64().unwrap() > 3600.0, "{limit:#}");
-    assert!(report["rss_growth_bytes"].is_number() && report["explained_bytes"].is_number(), "{report:#}");
+    assert!(
+        report["rss_growth_bytes"].is_number() && report["explained_bytes"].is_number(),
+        "{report:#}"
+    );
     // Words: the first line is the answer, at the end of the recording as well.
     let quiet = run(["leaks", &recording.base, "--quiet"]).expect_code(0).stdout;
     assert!(quiet.starts_with("leak: ") && quiet.lines().count() == 1, "{quiet}");
-    assert!(recording.said.lines().any(|line| line.starts_with("leak: ")), "{}", recording.said);
+    assert!(
+        recording.said.lines().any(|line| line.starts_with("leak: ")),
+        "{}",
+        recording.said
+    );
     let verbose = run(["leaks", &recording.base, "--verbose"]).expect_code(0).stdout;
     for word in [&quiet[..], "open_session", "report_error", "no leaks:", "json"] {
         assert!(verbose.contains(word), "{word} is not in {verbose}");
@@ -144,7 +166,10 @@ fn what_python_does_not_hold_is_native() {
     let report = leaks(&recording.base, &[]);
     assert_eq!(report["verdict"], "native", "{report:#}");
     let (grown, explained) = (&report["rss_growth_bytes"], &report["explained_bytes"]);
-    assert!(grown.as_f64().unwrap() > 10.0 * explained.as_f64().unwrap().abs(), "{report:#}");
+    assert!(
+        grown.as_f64().unwrap() > 10.0 * explained.as_f64().unwrap().abs(),
+        "{report:#}"
+    );
     assert!(recording.said.contains("native: "), "{}", recording.said);
 }
 
@@ -156,8 +181,13 @@ fn a_moment_tells_nothing() {
     std::fs::write(base.with_extension("_hpd"), b"").unwrap();
     let base = base.to_str().unwrap();
     let report = leaks(base, &[]);
-    assert_eq!((&report["verdict"], &report["is_long_enough"]), (&Value::from("no_leak"), &Value::from(false)));
+    assert_eq!(
+        (&report["verdict"], &report["is_long_enough"]),
+        (&Value::from("no_leak"), &Value::from(false))
+    );
     assert_eq!(report["leaks"], Value::Array(Vec::new()));
     run(["leaks", base]).expect_code(0).expect_stdout("too short");
-    run(["leaks", "/nonexistent/run"]).expect_code(1).expect_stderr("no profile");
+    run(["leaks", "/nonexistent/run"])
+        .expect_code(1)
+        .expect_stderr("no profile");
 }

@@ -13,7 +13,7 @@ pub struct Sample {
     /// Size as asked for, in bytes.
     pub size: u64,
     /// When it was allocated, in milliseconds since the start.
-    pub born: u32,
+    pub born: u64,
 }
 
 /// Estimated quantities with their variance.
@@ -104,7 +104,7 @@ impl Live {
         if self.samples.contains_key(&id) {
             return false;
         }
-        let born = u32::try_from(at.as_millis()).unwrap_or(u32::MAX);
+        let born = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
         self.samples.insert(id, Sample { trace, size, born });
         self.sampled += 1;
         self.count(trace, size, 1.0);
@@ -130,11 +130,11 @@ impl Live {
         self.samples.keys().copied()
     }
 
-    /// When the live samples of each trace were allocated, in milliseconds since the start.
-    pub fn births(&self) -> BTreeMap<u32, Vec<u32>> {
-        let mut births: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+    /// The live samples of each trace: when each was allocated, in milliseconds since the start, and its size.
+    pub fn births(&self) -> BTreeMap<u32, Vec<(u64, u64)>> {
+        let mut births: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
         for sample in self.samples.values() {
-            births.entry(sample.trace).or_default().push(sample.born);
+            births.entry(sample.trace).or_default().push((sample.born, sample.size));
         }
         births.values_mut().for_each(|births| births.sort_unstable());
         births
@@ -169,7 +169,8 @@ mod tests {
         }
         assert!(!live.add(1000, 1, 7, Duration::ZERO));
         assert!(live.total.bytes > 1000.0 * 131_072.0 * 0.9);
-        assert_eq!(live.births()[&1], (1..=1000).collect::<Vec<u32>>());
+        let births: Vec<(u64, u64)> = (1..=1000).map(|id| (id, 7 + id % 13)).collect();
+        assert_eq!(live.births()[&1], births);
         for id in 1..=1000 {
             live.remove(id).unwrap();
         }

@@ -14,6 +14,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use pyheap_injector::RemoteMemory;
 use pyheap_protocol::RemoteAddr;
 use pyheap_protocol::control::{Control, Counters, Identity};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -69,7 +70,7 @@ enum Write {
     Events(Vec<Event>),
     Memory(Duration, MemorySample),
     Losses(Duration, Losses),
-    Survivors(std::collections::BTreeMap<u32, Vec<u32>>),
+    Survivors(BTreeMap<u32, Vec<(u64, u64)>>),
     End(Duration, EndReason),
 }
 
@@ -361,7 +362,7 @@ fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
         Write::Losses(at, losses) => files.losses(at, &losses),
         Write::Survivors(births) => births
             .into_iter()
-            .for_each(|(trace, births)| files.survivors(trace, births)),
+            .for_each(|(trace, births)| files.survivors(trace, &births)),
         Write::End(at, reason) => files.end(at, &reason),
     }
     Ok(())

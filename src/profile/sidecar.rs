@@ -68,10 +68,10 @@ pub enum Line {
     /// Microseconds since the start and all counters.
     #[serde(rename = "l")]
     Losses(u64, Losses),
-    /// Trace index, and when those of its samples that are alive at the end were allocated, in milliseconds since the start.
-    /// Written at the end; a free in the .hpd does not say which of several equal blocks it ends.
+    /// Trace index, and of those of its samples that are alive at the end when each was allocated, in milliseconds since the
+    /// start, and its size. Written at the end; a free in the .hpd does not say which of several equal blocks it ends.
     #[serde(rename = "s")]
-    Survivors(u32, Vec<u32>),
+    Survivors(u32, Vec<u64>),
     /// The last line.
     #[serde(rename = "end")]
     End(End),
@@ -96,8 +96,9 @@ pub struct Sidecar {
     pub memory: Vec<(u64, MemorySample)>,
     /// The last word on losses.
     pub losses: Losses,
-    /// When the survivors of each trace were allocated, in milliseconds since the start; `None` if that was not written.
-    pub survivors: Option<HashMap<u32, Vec<u32>>>,
+    /// When the survivors of each trace were allocated, in milliseconds since the start, and their sizes; `None` if that was not
+    /// written.
+    pub survivors: Option<HashMap<u32, Vec<(u64, u64)>>>,
     /// When and why it ended; `None` while it is being written, or if pyheap was killed.
     pub end: Option<End>,
     /// Lines that could not be read.
@@ -196,7 +197,8 @@ impl Sidecar {
             }
             Line::Memory(at, sample) => self.memory.push((at, sample)),
             Line::Losses(_, losses) => self.losses = losses,
-            Line::Survivors(trace, births) => {
+            Line::Survivors(trace, flat) => {
+                let births = flat.chunks_exact(2).map(|pair| (pair[0], pair[1]));
                 let survivors = self.survivors.get_or_insert_default();
                 survivors.entry(trace).or_default().extend(births);
             }

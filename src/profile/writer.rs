@@ -194,9 +194,11 @@ impl ProfileWriter {
         self.line(&Line::Losses(micros(at), losses.clone()));
     }
 
-    /// Adds when the samples of a trace that are alive at the end were allocated, in milliseconds since the start.
-    pub fn survivors(&mut self, trace: u32, births: Vec<u32>) {
-        self.line(&Line::Survivors(trace, births));
+    /// Adds the samples of a trace that are alive at the end: when each was allocated, in milliseconds since the start, and its
+    /// size.
+    pub fn survivors(&mut self, trace: u32, births: &[(u64, u64)]) {
+        let flat = births.iter().flat_map(|(born, size)| [*born, *size]).collect();
+        self.line(&Line::Survivors(trace, flat));
     }
 
     /// Adds the last line of the sidecar. Flush afterwards.

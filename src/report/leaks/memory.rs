@@ -56,9 +56,11 @@ pub struct Forecast {
     pub ci95: Option<(f64, Option<f64>)>,
 }
 
-/// The memory that is the process's own: anonymous pages, in memory or swapped out, without those of pyheap's shim.
+/// The memory that is the process's own: anonymous and shared pages, in memory or swapped out, without those of files and of
+/// pyheap's shim.
 pub fn own_bytes(sample: &MemorySample) -> f64 {
-    let resident = sample.anon.unwrap_or(sample.rss);
+    let without_files = sample.file.map(|file| sample.rss.saturating_sub(file));
+    let resident = without_files.or(sample.anon).unwrap_or(sample.rss);
     resident
         .saturating_add(sample.swap.unwrap_or(0))
         .saturating_sub(sample.pyheap.unwrap_or(0)) as f64
@@ -96,7 +98,9 @@ pub fn process_trend(
         })
         .collect();
     // Two parts together, so that what comes and goes is not there in one of them at least.
-    let floors: Vec<f64> = (0..PARTS).map(|part| floors[part].min(floors[part.saturating_sub(1)])).collect();
+    let floors: Vec<f64> = (0..PARTS)
+        .map(|part| floors[part].min(floors[part.saturating_sub(1)]))
+        .collect();
     let start = PARTS / WARM_UP;
     let steps: Vec<f64> = (start..PARTS).map(|part| floors[part] - floors[part - 1]).collect();
     let seconds = elapsed.as_secs_f64() * steps.len() as f64 / PARTS as f64;

@@ -23,8 +23,8 @@ use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
 use memory::{Forecast, Limit, ProcessTrend, forecast, own_bytes, process_trend, resident_bytes};
 pub use own::OwnCode;
-use tracker::{ALL, Group, Kind};
 pub use tracker::Tracker;
+use tracker::{ALL, Group, Kind};
 use trend::{Trend, trend};
 
 /// The odds that a recording of a program that does not leak names any leak, as far as sampling and steady fluctuation go.
@@ -87,10 +87,10 @@ pub struct Line {
     pub growth_bytes_per_min: f64,
 }
 
-/// How old the survivors of a site are, in seconds at the end; by samples, each of which stands for about as many bytes.
+/// How old the survivors of a site are at the end, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ages {
-    /// The age that half of them have not reached.
+    /// The age that half of their bytes have not reached.
     pub median: f64,
     /// The oldest sample.
     pub oldest: f64,
@@ -172,8 +172,9 @@ pub trait Facts {
     fn frames(&self, trace: u32) -> Vec<StackFrame<'_>>;
     /// Names of its domain and thread.
     fn origin(&self, trace: u32) -> (Option<String>, Option<String>);
-    /// When the survivors of a trace were allocated, in milliseconds since the start; `None` if that is not known.
-    fn births(&self, trace: u32) -> Option<&[u32]>;
+    /// When the survivors of a trace were allocated, in milliseconds since the start, and their sizes; `None` if that is not
+    /// known.
+    fn births(&self, trace: u32) -> Option<&[(u64, u64)]>;
     /// The process's memory over time, microseconds since the start first.
     fn memory(&self) -> &[(u64, MemorySample)];
 }
@@ -207,10 +208,14 @@ pub fn judge(tracker: &mut Tracker, elapsed: Duration, facts: &dyn Facts, limit:
         groups,
         trends: &trends,
         facts,
-        own: tracker.own(),
+        tracker,
         elapsed: elapsed.as_secs_f64(),
     };
-    let leaks: Vec<Site> = chosen.iter().take(MAX_SITES).map(|c| context.site(c, leaking)).collect();
+    let leaks: Vec<Site> = chosen
+        .iter()
+        .take(MAX_SITES)
+        .map(|c| context.site(c, leaking))
+        .collect();
     let all = trends.first().and_then(Option::as_ref);
     let peaks = Peaks::of(tracker.peaks(), bins);
     let verdict = overall(process.as_ref(), all, leaking, &peaks, width * bins as f64);
@@ -227,10 +232,15 @@ pub fn judge(tracker: &mut Tracker, elapsed: Duration, facts: &dyn Facts, limit:
         explained_bytes: all.map_or(0.0, |trend| trend.rate * elapsed.as_secs_f64()),
         elapsed_seconds: elapsed.as_secs_f64(),
         is_long_enough: all.is_some(),
-        rss_bytes: memory.first().zip(memory.last()).map(|(first, last)| (first.1.rss, last.1.rss)),
+        rss_bytes: memory
+            .first()
+            .zip(memory.last())
+            .map(|(first, last)| (first.1.rss, last.1.rss)),
         live_bytes: now.bytes,
         live_bytes_margin: stats::Z_975 * now.variance.sqrt(),
-        limit: limit.zip(memory.last()).map(|(limit, (_, last))| forecast(limit, last, growth)),
+        limit: limit
+            .zip(memory.last())
+            .map(|(limit, (_, last))| forecast(limit, last, growth)),
         leaking_sites: chosen.iter().filter(|c| c.is_leak).count(),
         leaking_bytes_per_min: leaking * 60.0,
         leaks,
@@ -325,13 +335,21 @@ fn choose(groups: &[Group], trends: &[Option<Trend>], mut found: Vec<Candidate>)
             continue;
         }
         let own = [candidate.group];
-        let stacks = if group.stacks.is_empty() { &own[..] } else { &group.stacks };
+        let stacks = if group.stacks.is_empty() {
+            &own[..]
+        } else {
+            &group.stacks
+        };
         let weigh = |stack: &u32| match &trends[*stack as usize] {
             Some(trend) if candidate.is_leak => trend.rate.max(0.0),
             _ => groups[*stack as usize].series.now.bytes,
         };
         let total: f64 = stacks.iter().map(weigh).sum();
-        let free: f64 = stacks.iter().filter(|stack| !covered[**stack as usize]).map(weigh).sum();
+        let free: f64 = stacks
+            .iter()
+            .filter(|stack| !covered[**stack as usize])
+            .map(weigh)
+            .sum();
         if free > 0.5 * total {
             stacks.iter().for_each(|stack| covered[*stack as usize] = true);
             chosen.push(candidate);
@@ -370,13 +388,7 @@ impl Peaks {
     }
 }
 
-fn overall(
-    process: Option<&ProcessTrend>,
-    all: Option<&Trend>,
-    leaking: f64,
-    peaks: &Peaks,
-    seconds: f64,
-) -> Overall {
+fn overall(process: Option<&ProcessTrend>, all: Option<&Trend>, leaking: f64, peaks: &Peaks, seconds: f64) -> Overall {
     let leaks = leaking > 0.0;
     let Some(process) = process.filter(|process| process.is_growth) else {
         return if leaks { Overall::Leak } else { Overall::NoLeak };
@@ -399,7 +411,7 @@ struct Context<'a> {
     groups: &'a [Group],
     trends: &'a [Option<Trend>],
     facts: &'a dyn Facts,
-    own: &'a OwnCode,
+    tracker: &'a Tracker,
     elapsed: f64,
 }
 
@@ -408,14 +420,20 @@ impl Context<'_> {
         let group = &self.groups[candidate.group as usize];
         let trend = &candidate.trend;
         let itself = [candidate.group];
-        let stacks = if group.stacks.is_empty() { &itself[..] } else { &group.stacks };
+        let stacks = if group.stacks.is_empty() {
+            &itself[..]
+        } else {
+            &group.stacks
+        };
         let growth = |stack: u32| self.trends[stack as usize].as_ref().map_or(0.0, |trend| trend.rate);
         let live = |stack: u32| self.groups[stack as usize].series.now.bytes;
         let largest = stacks.iter().copied().max_by(|a, b| {
             let by_growth = growth(*a).total_cmp(&growth(*b));
             by_growth.then(live(*a).total_cmp(&live(*b))).then(b.cmp(a))
         });
-        let trace = largest.and_then(|stack| self.groups[stack as usize].traces.first()).copied();
+        let trace = largest
+            .and_then(|stack| self.groups[stack as usize].traces.first())
+            .copied();
         let stack: Vec<Frame> = trace.map(|trace| self.frames(trace)).unwrap_or_default();
         let (domain, thread) = trace.map(|trace| self.facts.origin(trace)).unwrap_or_default();
         let now = group.series.now;
@@ -432,7 +450,7 @@ impl Context<'_> {
             age_seconds: self.ages(&group.traces),
             domain,
             thread,
-            own: stack.iter().find(|frame| self.own.has(&frame.file)).cloned(),
+            own: stack.iter().find(|frame| self.tracker.own().has(&frame.file)).cloned(),
             stack,
             stacks: stacks.len(),
             lines: self.lines(stacks),
@@ -477,15 +495,22 @@ impl Context<'_> {
     }
 
     fn ages(&self, traces: &[u32]) -> Option<Ages> {
-        let mut births: Vec<u32> = Vec::new();
+        let mut births: Vec<(u64, f64)> = Vec::new();
         for trace in traces {
-            births.extend(self.facts.births(*trace)?);
+            let of_trace = self.facts.births(*trace)?.iter();
+            births.extend(of_trace.map(|(born, size)| (*born, self.tracker.weigh(*size))));
         }
-        births.sort_unstable();
-        let age = |birth: &u32| (self.elapsed - f64::from(*birth) / 1000.0).max(0.0);
+        births.sort_unstable_by_key(|(born, _)| *born);
+        let age = |born: u64| (self.elapsed - born as f64 / 1000.0).max(0.0);
+        let half = births.iter().map(|(_, bytes)| bytes).sum::<f64>() / 2.0;
+        let mut sum = 0.0;
+        let middle = births.iter().find(|(_, bytes)| {
+            sum += bytes;
+            sum >= half
+        });
         Some(Ages {
-            median: age(births.get(births.len() / 2)?),
-            oldest: age(births.first()?),
+            median: age(middle?.0),
+            oldest: age(births.first()?.0),
         })
     }
 }

@@ -228,7 +228,7 @@ impl Facts for NoFacts {
         (None, None)
     }
 
-    fn births(&self, _: u32) -> Option<&[u32]> {
+    fn births(&self, _: u32) -> Option<&[(u64, u64)]> {
         None
     }
 
@@ -394,7 +394,10 @@ fn a_leak_in_many_stacks_is_one() {
         .filter(|site| site.verdict == Verdict::Leak)
         .collect();
     assert_eq!(leaks.len(), 1);
-    assert!(leaks[0].stacks > 20 && leaks[0].growth_bytes_per_min > 40.0 * PERIOD as f64, "{leaks:?}");
+    assert!(
+        leaks[0].stacks > 20 && leaks[0].growth_bytes_per_min > 40.0 * PERIOD as f64,
+        "{leaks:?}"
+    );
     assert_eq!(report.verdict, Overall::Leak);
 }
 

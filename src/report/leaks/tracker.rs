@@ -166,6 +166,11 @@ impl Tracker {
         &self.peaks
     }
 
+    /// The bytes that a sample of this size stands for.
+    pub fn weigh(&self, size: u64) -> f64 {
+        sample(&self.weights, size).bytes
+    }
+
     /// What counts as own code.
     pub fn own(&self) -> &OwnCode {
         &self.own

@@ -5,6 +5,7 @@ use super::failure::{Failure, code};
 use super::{leaks, record};
 use crate::profile::reader::Reader;
 use crate::report::human::Human;
+use crate::report::leaks::Overall;
 use crate::report::leaks::render::{Detail, render};
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units;
@@ -109,9 +110,15 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     ));
     let reader = Reader::open(&base)?;
     let report = leaks::report(&reader, &[], None)?;
+    // Where no leak was found, for example as the machine was too busy, show what was seen.
+    let detail = if report.verdict == Overall::Leak {
+        Detail::Normal
+    } else {
+        Detail::Verbose
+    };
     to_stdout(&format!(
         "\nVerdict: {}(its churn in render() and its bounded cache in remember() are not blamed)\n",
-        render(&report, Detail::Normal, SITES)
+        render(&report, detail, SITES)
     ))?;
     if place.keep {
         note(&format!("the recording is kept: pyheap top {}", base.display()));

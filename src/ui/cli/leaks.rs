@@ -128,7 +128,7 @@ impl Facts for Recorded<'_> {
         last.unwrap_or_default()
     }
 
-    fn births(&self, trace: u32) -> Option<&[u32]> {
+    fn births(&self, trace: u32) -> Option<&[(u64, u64)]> {
         let survivors = self.0.sidecar()?.survivors.as_ref()?;
         Some(survivors.get(&trace).map_or(&[], Vec::as_slice))
     }
