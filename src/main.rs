@@ -3,7 +3,7 @@
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, cure, demo, diff, digest, dump, events, export, flame, flow, info, plot, record, top, whence,
+    attach, cure, demo, diff, digest, dump, events, export, flame, flow, info, leaks, plot, record, top, whence,
 };
 use pyheap::ui::output::note;
 use std::process::ExitCode;
@@ -11,13 +11,14 @@ use std::process::ExitCode;
 /// A heap profiler for running CPython processes. It attaches from outside, needs nothing in the process, and leaves no
 /// trace.
 ///
-/// Start with `pyheap demo`, then `pyheap record PID --duration 1m` and `pyheap top run`.
+/// Start with `pyheap demo`, then `pyheap record PID --duration 1m` and `pyheap leaks run`.
 #[derive(Debug, Parser)]
 #[command(name = "pyheap", version = pyheap::VERSION, max_term_width = 100)]
 enum Command {
     Record(record::Args),
     Attach(attach::Args),
     Info(info::Args),
+    Leaks(leaks::Args),
     Top(top::Args),
     Diff(diff::Args),
     Plot(plot::Args),
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Info(args) => info::run(&args),
+        Command::Leaks(args) => leaks::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Diff(args) => diff::run(&args),
         Command::Plot(args) => plot::run(&args),

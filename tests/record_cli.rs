@@ -378,7 +378,9 @@ fn the_demo_finds_its_leak() {
 
 #[test]
 fn help_and_version() {
-    for command in ["record", "attach", "info", "digest", "top", "flame", "demo", "cure"] {
+    for command in [
+        "record", "attach", "info", "digest", "top", "flame", "demo", "cure", "leaks",
+    ] {
         let help = pyheap::run([command, "--help"]).expect_code(0).stdout;
         assert!(help.contains("Usage: pyheap"), "{command}: {help}");
     }

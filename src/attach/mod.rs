@@ -6,6 +6,7 @@
 //! What it refuses to do: touch. Nothing in this module stops a process or writes to it.
 
 pub mod candidates;
+pub mod cgroup;
 pub mod debug_file;
 pub mod elf;
 pub mod family;

@@ -7,6 +7,7 @@
 use procfs::process::{MMapPath, Process, Stat, Status};
 use procfs::{Current, ProcError, ProcResult};
 use std::collections::HashSet;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -193,6 +194,8 @@ pub struct MemoryUse {
     pub rss_bytes: u64,
     /// Resident anonymous memory: heap, arenas, stacks. `None` where the kernel does not say.
     pub anonymous_bytes: Option<u64>,
+    /// Resident pages of files.
+    pub file_bytes: Option<u64>,
     /// In swap.
     pub swap_bytes: Option<u64>,
 }
@@ -208,9 +211,26 @@ impl MemoryUse {
         Ok(Self {
             rss_bytes: bytes(status.vmrss).unwrap_or(0),
             anonymous_bytes: bytes(status.rssanon),
+            file_bytes: bytes(status.rssfile),
             swap_bytes: bytes(status.vmswap),
         })
     }
+}
+
+/// How much of `len` bytes from `base` on in a process has pages, in memory or in swap. `None` if that may not be known (it
+/// needs the rights of a debugger) or is more than 1 GiB.
+#[must_use]
+pub fn resident_bytes(pid: i32, base: u64, len: u64) -> Option<u64> {
+    const PAGE: u64 = 4096;
+    /// Present, or swapped out.
+    const THERE: u64 = 3 << 62;
+    let pages = usize::try_from(len / PAGE).ok().filter(|pages| *pages <= 1 << 18)?;
+    let pagemap = std::fs::File::open(format!("/proc/{pid}/pagemap")).ok()?;
+    let mut entries = vec![0; pages * 8];
+    pagemap.read_exact_at(&mut entries, base / PAGE * 8).ok()?;
+    let (entries, _) = entries.as_chunks::<8>();
+    let there = entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & THERE != 0);
+    Some(there.count() as u64 * PAGE)
 }
 
 /// The proportional share of memory: shared pages count by their number of users. In bytes.

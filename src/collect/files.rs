@@ -120,6 +120,16 @@ impl Files {
         self.now.memory(at.saturating_sub(self.begun), sample);
     }
 
+    /// See [`ProfileWriter::survivors`]; what was allocated in an earlier profile has the time of this one's beginning.
+    pub fn survivors(&mut self, trace: u32, births: &[(u64, u64)]) {
+        let begun = u64::try_from(self.begun.as_millis()).unwrap_or(u64::MAX);
+        let births: Vec<_> = births
+            .iter()
+            .map(|&(born, size)| (born.saturating_sub(begun), size))
+            .collect();
+        self.now.survivors(trace, &births);
+    }
+
     /// What was lost so far, in all profiles.
     pub fn losses(&mut self, at: Duration, losses: &Losses) {
         self.now.losses(at.saturating_sub(self.begun), losses);

@@ -3,7 +3,7 @@
 use super::tree::NamedFrame;
 use crate::profile::sampling;
 use pyheap_protocol::thin::keeps;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// A live sample.
 #[derive(Debug, Clone, Copy)]
@@ -14,6 +14,8 @@ pub struct Sample {
     pub size: u64,
     /// Period under which it was picked, in bytes.
     pub period: u64,
+    /// When it was allocated, in milliseconds since the start.
+    pub born: u64,
 }
 
 /// Estimated quantities with their variance.
@@ -206,6 +208,16 @@ impl Live {
         self.samples.keys().copied()
     }
 
+    /// The live samples of each trace: when each was allocated, in milliseconds since the start, and its size.
+    pub fn births(&self) -> BTreeMap<u32, Vec<(u64, u64)>> {
+        let mut births: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        for sample in self.samples.values() {
+            births.entry(sample.trace).or_default().push((sample.born, sample.size));
+        }
+        births.values_mut().for_each(|births| births.sort_unstable());
+        births
+    }
+
     /// True if this sample is live.
     #[must_use]
     pub fn contains(&self, id: u64) -> bool {
@@ -234,6 +246,7 @@ mod tests {
             trace: 1,
             size,
             period: 131_072,
+            born: 0,
         }
     }
 
@@ -251,6 +264,7 @@ mod tests {
                     trace: if large { 3 } else { 2 },
                     size: if large { 1 << 30 } else { 64 },
                     period: 131_072,
+                    born: 0,
                 },
             );
         }
@@ -275,10 +289,19 @@ mod tests {
         let mut live = Live::new(131_072);
         live.traces.push(trace(1));
         for id in 1..=1000 {
-            assert!(live.add(id, sample(7 + id % 13)));
+            let born = id;
+            assert!(live.add(
+                id,
+                Sample {
+                    born,
+                    ..sample(7 + id % 13)
+                }
+            ));
         }
         assert!(!live.add(1000, sample(7)));
         assert!(live.total.bytes > 1000.0 * 131_072.0 * 0.9);
+        let births: Vec<(u64, u64)> = (1..=1000).map(|id| (id, 7 + id % 13)).collect();
+        assert_eq!(live.births()[&1], births);
         for id in 1..=1000 {
             live.remove(id).unwrap();
         }

@@ -7,6 +7,7 @@
 pub mod drain;
 pub mod files;
 pub mod live;
+pub mod memory;
 pub mod names;
 pub mod period;
 pub mod recorder;

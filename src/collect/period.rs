@@ -166,7 +166,15 @@ mod tests {
         for id in 1..=800 {
             let period = 131_072;
             let (trace, size) = (0, if id <= 300 { 1 << 20 } else { 100 });
-            live.add(id, Sample { trace, size, period });
+            live.add(
+                id,
+                Sample {
+                    trace,
+                    size,
+                    period,
+                    born: 0,
+                },
+            );
         }
         assert_eq!(watch.by_room(700, &live), None);
         // The 300 large ones stay at first: 500 small ones must shrink below 200.

@@ -3,12 +3,12 @@
 use super::drain::{self, Chunk, Drain};
 use super::files::Files;
 use super::live::Live;
+use super::memory::MemoryProbe;
 use super::names::Names;
 use super::period::{Limits, Seen, Watch};
 use super::resolve::{Event, Resolver, lock};
 use super::tree::NamedFrame;
 use crate::attach::interpreter::Phase;
-use crate::attach::process::MemoryUse;
 use crate::attach::session::{self, Session};
 use crate::profile::facts::{EndReason, Losses, MemorySample};
 use crate::profile::names::ProfileNames;
@@ -18,6 +18,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use pyheap_injector::RemoteMemory;
 use pyheap_protocol::RemoteAddr;
 use pyheap_protocol::control::{Control, Counters, Doubled, GAP_UNIT, Identity};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -76,6 +77,7 @@ enum Write {
     Events(Vec<Event>),
     Memory(Duration, MemorySample),
     Losses(Duration, Losses),
+    Survivors(BTreeMap<u32, Vec<(u64, u64)>>),
     End(Duration, EndReason),
 }
 
@@ -117,6 +119,7 @@ pub struct Recorder {
     last_second: Duration,
     /// How long we were stopped ourselves, in all.
     stood_still: Duration,
+    memory: MemoryProbe,
     /// Seconds for which the interpreter has been shutting down.
     finalizing: u32,
 }
@@ -173,6 +176,7 @@ impl Recorder {
             heartbeat: 0,
             last_second: Duration::ZERO,
             stood_still: Duration::ZERO,
+            memory: MemoryProbe::new(session),
             finalizing: 0,
         })
     }
@@ -218,7 +222,7 @@ impl Recorder {
         self.heartbeat += 1;
         let at = session.identity().base + offset_of!(Identity, heartbeat) as u64;
         let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
-        self.note_memory(session);
+        self.note_memory();
         self.note_losses(session);
         self.watch_cost(session);
         let gate = session.control(offset_of!(Control, gate));
@@ -306,14 +310,8 @@ impl Recorder {
         std::mem::take(&mut self.notes)
     }
 
-    fn note_memory(&self, session: &Session) {
-        if let Ok(now) = MemoryUse::of(session.target.facts.id.pid) {
-            let sample = MemorySample {
-                rss: now.rss_bytes,
-                anon: now.anonymous_bytes,
-                swap: now.swap_bytes,
-                ..MemorySample::default()
-            };
+    fn note_memory(&mut self) {
+        if let Some(sample) = self.memory.sample() {
             self.tell(Write::Memory(self.elapsed(), sample));
         }
     }
@@ -344,12 +342,14 @@ impl Recorder {
     /// # Panics
     /// Never: a thread that panicked counts as one that failed.
     pub fn finish(mut self, session: &Session, reason: &EndReason) -> Outcome {
-        self.note_memory(session);
+        self.note_memory();
         self.stop.store(true, Ordering::Release);
         self.to_resolver = None;
         let _ = self.drain.take().map(JoinHandle::join);
         let _ = self.resolver.take().map(JoinHandle::join);
         self.note_losses(session);
+        let births = lock(&self.live).births();
+        self.tell(Write::Survivors(births));
         let elapsed = self.elapsed();
         self.tell(Write::End(elapsed, reason.clone()));
         self.to_writer = None;
@@ -492,6 +492,9 @@ fn put(files: &mut Files, message: Write) -> Result<(), WriteError> {
         }
         Write::Memory(at, sample) => files.memory(at, &sample),
         Write::Losses(at, losses) => files.losses(at, &losses),
+        Write::Survivors(births) => births
+            .into_iter()
+            .for_each(|(trace, births)| files.survivors(trace, &births)),
         Write::End(at, reason) => files.end(at, &reason),
     }
     Ok(())

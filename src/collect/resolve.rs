@@ -123,8 +123,13 @@ impl Resolver {
                             && model.keeps(entry.id, entry.size, entry.period)
                         {
                             let trace = self.trace(&mut model, entry.stack, domain, &mut events);
-                            let (size, period) = (entry.size, entry.period);
-                            let sample = Sample { trace, size, period };
+                            let (size, period, born) = (entry.size, entry.period, millis(at));
+                            let sample = Sample {
+                                trace,
+                                size,
+                                period,
+                                born,
+                            };
                             model.note_late(size);
                             alloc(&mut model, at, entry.id, sample, domain, &mut events);
                         }
@@ -162,8 +167,13 @@ impl Resolver {
                             && model.keeps(found.id, found.size, found.period)
                         {
                             let trace = self.trace(&mut model, found.stack, domain, events);
-                            let (size, period) = (found.size, found.period);
-                            let sample = Sample { trace, size, period };
+                            let (size, period, born) = (found.size, found.period, millis(at));
+                            let sample = Sample {
+                                trace,
+                                size,
+                                period,
+                                born,
+                            };
                             alloc(&mut model, at, found.id, sample, domain, events);
                         }
                     }
@@ -251,6 +261,10 @@ impl Resolver {
         });
         index
     }
+}
+
+fn millis(at: Duration) -> u64 {
+    u64::try_from(at.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn alloc(model: &mut Live, at: Duration, id: u64, sample: Sample, domain: u8, events: &mut Vec<Event>) {

@@ -31,6 +31,9 @@ pub struct Facts {
     /// Names of the allocator domains that were hooked, for example `raw`, `mem`, `obj`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub domains: Vec<String>,
+    /// Limit of the target's memory cgroup, or of the nearest one above it that has one, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit_bytes: Option<u64>,
     /// How long the target stood still while the hooks were installed, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attach_stop_micros: Option<u64>,
@@ -60,6 +63,13 @@ pub struct MemorySample {
     /// Memory swapped out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap: Option<u64>,
+    /// What of the resident anonymous memory is pyheap's own, in the target.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pyheap: Option<u64>,
+    /// Memory that counts against the limit of the target's memory cgroup and cannot simply be dropped: its usage without inactive
+    /// pages of files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<u64>,
 }
 
 /// What was lost since the start, by reason (for example `events_lost_ring_full`; `docs/format.md` lists them). Counters

@@ -313,6 +313,14 @@ impl Reader {
         Ok(self.scan.get_or_init(|| scan))
     }
 
+    /// Hands every event to `visit`.
+    pub fn visit(&self, mut visit: impl FnMut(&super::model::Event)) -> Result<(), ReadError> {
+        for event in self.events()? {
+            visit(&event);
+        }
+        Ok(())
+    }
+
     /// Keeps what somebody has learned who has read all events.
     pub(super) fn keep_scan(&self, scan: Scan) {
         let _ = self.scan.set(scan);

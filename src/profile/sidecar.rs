@@ -71,6 +71,10 @@ pub enum Line {
     /// Microseconds since the start and all counters.
     #[serde(rename = "l")]
     Losses(u64, Losses),
+    /// Trace index, and of those of its samples that are alive at the end when each was allocated, in milliseconds since the
+    /// start, and its size. Written at the end; a free in the .hpd does not say which of several equal blocks it ends.
+    #[serde(rename = "alive")]
+    Survivors(u32, Vec<u64>),
     /// The last line.
     #[serde(rename = "end")]
     End(End),
@@ -97,6 +101,9 @@ pub struct Sidecar {
     pub memory: Vec<(u64, MemorySample)>,
     /// The last word on losses.
     pub losses: Losses,
+    /// When the survivors of each trace were allocated, in milliseconds since the start, and their sizes; `None` if that was not
+    /// written.
+    pub survivors: Option<HashMap<u32, Vec<(u64, u64)>>>,
     /// When and why it ended; `None` while it is being written, or if pyheap was killed.
     pub end: Option<End>,
     /// Lines that could not be read.
@@ -147,6 +154,7 @@ impl Sidecar {
             pieces: BTreeMap::new(),
             memory: Vec::new(),
             losses: Losses::default(),
+            survivors: None,
             end: None,
             skipped_lines: 0,
         };
@@ -198,6 +206,11 @@ impl Sidecar {
             }
             Line::Memory(at, sample) => self.memory.push((at, sample)),
             Line::Losses(_, losses) => self.losses = losses,
+            Line::Survivors(trace, flat) => {
+                let births = flat.chunks_exact(2).map(|pair| (pair[0], pair[1]));
+                let survivors = self.survivors.get_or_insert_default();
+                survivors.entry(trace).or_default().extend(births);
+            }
             Line::End(end) => self.end = Some(end),
         }
     }

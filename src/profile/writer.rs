@@ -199,6 +199,13 @@ impl ProfileWriter {
         self.line(&Line::Losses(micros(at), losses.clone()));
     }
 
+    /// Adds the samples of a trace that are alive at the end: when each was allocated, in milliseconds since the start, and its
+    /// size.
+    pub fn survivors(&mut self, trace: u32, births: &[(u64, u64)]) {
+        let flat = births.iter().flat_map(|(born, size)| [*born, *size]).collect();
+        self.line(&Line::Survivors(trace, flat));
+    }
+
     /// Adds the last line of the sidecar. Flush afterwards.
     pub fn end(&mut self, at: Duration, reason: &EndReason) {
         self.line(&Line::End(End::new(micros(at), reason)));

@@ -7,9 +7,9 @@ pub mod diff;
 pub mod export;
 pub mod filter;
 pub mod flame;
-pub mod growth;
 pub mod human;
 pub mod info;
+pub mod leaks;
 pub mod plot;
 pub mod top;
 

@@ -15,6 +15,7 @@ pub mod flame;
 pub mod flow;
 pub mod info;
 pub mod info_run;
+pub mod leaks;
 pub mod plot;
 pub mod record;
 pub mod sampling;

@@ -3,13 +3,16 @@
 use super::children::Children;
 use super::choose::{self, Started};
 use super::failure::{Failure, chain, code};
+use crate::attach::cgroup::MemoryCgroup;
 use crate::attach::family::{self, Family};
 use crate::attach::interpreter::Interpreter;
 use crate::attach::{AttachError, Session, Target};
 use crate::collect::{Files, Outcome, Recorder, Stop};
 use crate::profile::facts::{EndReason, Facts};
 use crate::profile::names::{Part, ProfileNames, SuffixStyle};
+use crate::profile::reader::Reader;
 use crate::report::human::{self, Human};
+use crate::report::leaks::render::{Detail, render};
 use crate::ui::output::note;
 use crate::ui::units;
 use pyheap_injector::Cure;
@@ -30,6 +33,8 @@ const CHILDREN: Duration = Duration::from_millis(100);
 /// Progress is shown this often at a terminal, and elsewhere.
 const PROGRESS_TERMINAL: Duration = Duration::from_secs(1);
 const PROGRESS_LOG: Duration = Duration::from_secs(10);
+/// Sites in the verdict at the end.
+const VERDICT_SITES: usize = 3;
 
 /// Record a running Python process into files.
 ///
@@ -78,6 +83,10 @@ pub struct Args {
     /// Say more: what was found and what the attach cost.
     #[arg(long, short)]
     pub verbose: bool,
+
+    /// Say only that it records and what goes wrong: no progress, no verdict.
+    #[arg(long, short, conflicts_with = "verbose")]
+    pub quiet: bool,
 
     /// The files will not be there for long: do not point at them.
     #[arg(skip)]
@@ -384,7 +393,7 @@ fn wait(
             let left = args.duration.map(|duration| duration.saturating_sub(elapsed));
             children.look(args, &relatives.family.look(), left);
         }
-        if elapsed >= next_progress {
+        if elapsed >= next_progress && !args.quiet {
             next_progress = elapsed + every;
             let line = progress(args, recorder);
             if terminal {
@@ -500,6 +509,7 @@ fn facts(session: &Session, domains: u8) -> Facts {
             .ok()
             .and_then(|name| name.nodename().to_str().map(str::to_owned)),
         domains,
+        memory_limit_bytes: MemoryCgroup::of(process.id.pid).map(|group| group.limit_bytes),
         attach_stop_micros: u64::try_from(held.as_micros()).ok(),
         pyheap_version: Some(crate::VERSION.to_owned()),
         more,
@@ -529,7 +539,14 @@ fn report(
             names.base().display()
         ));
     }
-    if !args.temporary {
-        note(&format!("look at it with: pyheap top {}", names.base().display()));
+    if args.temporary || args.quiet {
+        return;
     }
+    // The recording is safe by now: that no verdict can be made of it is no failure of it.
+    match Reader::open(names.base()).and_then(|reader| super::leaks::report(&reader, &[], None)) {
+        Ok(verdict) => note(render(&verdict, Detail::Brief, VERDICT_SITES).trim_end()),
+        Err(error) => note(&format!("no verdict: {}", chain(&error))),
+    }
+    let base = names.base().display();
+    note(&format!("look at it with: pyheap leaks {base}, pyheap top {base}"));
 }

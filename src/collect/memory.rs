@@ -1,0 +1,67 @@
+//! The target's memory, as the kernel counts it, once a second.
+
+use crate::attach::Session;
+use crate::attach::cgroup::MemoryCgroup;
+use crate::attach::process::{MemoryUse, ProportionalMemory, resident_bytes};
+use crate::profile::facts::MemorySample;
+use std::time::{Duration, Instant};
+
+/// Of the time, this part at most is spent on having the kernel walk the target's page tables: one in so many.
+const WALK_SHARE: u32 = 1000;
+/// A larger target is not walked: it takes some 10 ms a GiB, with its memory map locked.
+const WALK_MAX_BYTES: u64 = 4 << 30;
+
+/// Looks at one target.
+#[derive(Debug)]
+pub struct MemoryProbe {
+    pid: i32,
+    region: (u64, u64),
+    cgroup: Option<MemoryCgroup>,
+    next_walk: Instant,
+}
+
+impl MemoryProbe {
+    /// For the target of `session`.
+    #[must_use]
+    pub fn new(session: &Session) -> Self {
+        let pid = session.target.facts.id.pid;
+        let identity = session.identity();
+        Self {
+            pid,
+            region: (identity.base, identity.len),
+            cgroup: MemoryCgroup::of(pid),
+            next_walk: Instant::now(),
+        }
+    }
+
+    /// What it has now; `None` if it is gone.
+    pub fn sample(&mut self) -> Option<MemorySample> {
+        let now = MemoryUse::of(self.pid).ok()?;
+        let (base, len) = self.region;
+        Some(MemorySample {
+            rss: now.rss_bytes,
+            pss: self.proportional(now.rss_bytes),
+            anon: now.anonymous_bytes,
+            file: now.file_bytes,
+            swap: now.swap_bytes,
+            pyheap: resident_bytes(self.pid, base, len),
+            cgroup: self.cgroup.as_ref().and_then(MemoryCgroup::used_bytes),
+        })
+    }
+
+    /// Proportional memory, as often as it is cheap.
+    fn proportional(&mut self, rss: u64) -> Option<u64> {
+        let begun = Instant::now();
+        if rss > WALK_MAX_BYTES || begun < self.next_walk {
+            return None;
+        }
+        let found = ProportionalMemory::of(self.pid);
+        // The first look may be longer than the walk itself; a second later it is due again in any case.
+        let pause = begun
+            .elapsed()
+            .saturating_mul(WALK_SHARE)
+            .max(Duration::from_millis(500));
+        self.next_walk = Instant::now() + pause;
+        found.ok().map(|memory| memory.pss_bytes)
+    }
+}

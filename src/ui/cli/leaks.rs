@@ -1,0 +1,139 @@
+//! `pyheap leaks`: does it leak, where, how fast, how sure is that.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use crate::profile::facts::MemorySample;
+use crate::profile::model::StackFrame;
+use crate::profile::reader::{ReadError, Reader};
+use crate::report::leaks::memory::Limit;
+use crate::report::leaks::render::{Detail, headline, render};
+use crate::report::leaks::{Facts, OwnCode, Report, Tracker, judge};
+use crate::ui::output::{note, to_stdout};
+use crate::ui::units;
+
+/// Names of the allocator domains by their number.
+const DOMAINS: [&str; 3] = ["raw", "mem", "obj"];
+
+/// Say whether a recorded process leaks, where, how fast, and how sure that is.
+///
+/// The first line is the answer. Rates have 95 % confidence intervals; the odds that a recording of a program that does not leak
+/// names a leak are below 1 %. Start-up, caches that fill and stop, and what comes and goes are no leaks. docs/leaks.md
+/// defines each word and number.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The profile: its filebase (`run`) or any of its files. It may still be recorded.
+    #[arg(value_name = "BASE")]
+    pub base: PathBuf,
+
+    /// Code below this path is your own, too. Else all is that is not in the interpreter's library, site-packages or
+    /// dist-packages. May be given several times.
+    #[arg(long, value_name = "PATH")]
+    pub own: Vec<String>,
+
+    /// Tell when the process hits this size, for example 2GiB. Without it: the limit of its memory cgroup, if it has one.
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_size)]
+    pub limit: Option<u64>,
+
+    /// Show this many sites.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub rows: usize,
+
+    /// Print one JSON object. Its form is in docs/leaks.md.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print the first line only.
+    #[arg(long, short, conflicts_with_all = ["verbose", "json"])]
+    pub quiet: bool,
+
+    /// Print whole stacks, and what is no leak.
+    #[arg(long, short)]
+    pub verbose: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the profile cannot be read.
+pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let reader = Reader::open(&args.base)?;
+    let report = report(&reader, &args.own, args.limit)?;
+    for warning in reader.warnings()? {
+        note(&format!("warning: {warning}"));
+    }
+    let detail = if args.verbose { Detail::Verbose } else { Detail::Normal };
+    let text = match () {
+        () if args.json => serde_json::to_string_pretty(&report)? + "\n",
+        () if args.quiet => headline(&report) + "\n",
+        () => render(&report, detail, args.rows),
+    };
+    Ok(to_stdout(&text)?)
+}
+
+/// The verdict on a profile.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Report, ReadError> {
+    let facts = reader.sidecar().map(|sidecar| &sidecar.header.facts);
+    let interpreter = facts.and_then(|facts| facts.more.get("interpreter")?.as_str().or(facts.exe.as_deref()));
+    let own = OwnCode::new(own, interpreter);
+    let mut tracker = Tracker::new(reader.weights(), reader.trace_count(), own);
+    reader.visit(|event| {
+        // What the .hpm does not have comes from damage, and may be anything.
+        let trace = if event.trace <= reader.trace_count() {
+            event.trace
+        } else {
+            0
+        };
+        if !tracker.knows(trace) {
+            tracker.know(trace, &reader.frames(trace).unwrap_or_default());
+        }
+        tracker.event(event.clock, trace, event.size, event.is_free, event.continues);
+    })?;
+    let elapsed = reader.elapsed()?;
+    let cgroup = facts.and_then(|facts| facts.memory_limit_bytes);
+    let given = limit.map(|bytes| Limit {
+        bytes,
+        is_cgroup: false,
+    });
+    let limit = given.or(cgroup.map(|bytes| Limit { bytes, is_cgroup: true }));
+    let mut report = judge(&mut tracker, elapsed, &Recorded(reader), limit);
+    if let Some(sidecar) = reader.sidecar().filter(|sidecar| !sidecar.losses.is_empty()) {
+        let losses = crate::report::info::describe_losses(&sidecar.losses);
+        report.notes.push(format!("lost while recording: {losses}"));
+    }
+    Ok(report)
+}
+
+/// What a finished recording knows.
+struct Recorded<'a>(&'a Reader);
+
+impl Facts for Recorded<'_> {
+    fn frames(&self, trace: u32) -> Vec<StackFrame<'_>> {
+        self.0.frames(trace).unwrap_or_default()
+    }
+
+    fn origin(&self, trace: u32) -> (Option<String>, Option<String>) {
+        let last = self.0.sidecar().and_then(|sidecar| {
+            let origin = sidecar.origins.get(&trace)?.last()?;
+            let thread = (origin.thread != 0).then(|| {
+                let name = sidecar.threads.get(&origin.thread).cloned();
+                name.unwrap_or_else(|| origin.thread.to_string())
+            });
+            let domain = DOMAINS.get(usize::from(origin.domain)).map(|name| (*name).to_owned());
+            Some((domain, thread))
+        });
+        last.unwrap_or_default()
+    }
+
+    fn births(&self, trace: u32) -> Option<&[(u64, u64)]> {
+        let survivors = self.0.sidecar()?.survivors.as_ref()?;
+        Some(survivors.get(&trace).map_or(&[], Vec::as_slice))
+    }
+
+    fn memory(&self) -> &[(u64, MemorySample)] {
+        self.0.sidecar().map_or(&[], |sidecar| &sidecar.memory)
+    }
+}
