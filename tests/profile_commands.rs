@@ -115,7 +115,7 @@ fn top_answers_first_and_at_any_moment() {
     );
     assert_eq!(
         lines[2].split_whitespace().collect::<Vec<_>>(),
-        ["6.2", "MiB", "0", "B", "100.0%", "100", "leak.py:7", "grow"]
+        ["6.2", "MiB", "±", "0", "B", "100.0%", "100", "leak.py:7", "grow"]
     );
     assert_eq!((lines.len(), lines[3]), (4, "lost while recording: 2 samples_dropped"));
     for at in ["30s", "-70s", "-1m10s"] {

@@ -5,10 +5,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Number of per-thread slots, see [`Slot`].
 pub const SLOTS: usize = 512;
 /// Number of buckets of the live table.
-pub const BUCKETS: usize = 1 << 16;
+pub const BUCKETS: usize = 1 << 18;
+/// Cells of the filter that `free` looks at first, see [`Control::filter`].
+pub const CELLS: usize = 1 << 16;
 /// Records that may find the ring full, one after the other, before the shim takes it that nobody will ever empty it: some
 /// minutes at usual rates, and seconds when every allocation is recorded.
 pub const MOST_STALLED: u64 = 1 << 22;
+/// One block in [`Counters::gap_objects`].
+pub const GAP_UNIT: u64 = 256;
 /// Frees that could not take the lock wait here.
 pub const DEFERRED: usize = 256;
 
@@ -69,10 +73,11 @@ pub struct ShimHeader {
     pub start: u64,
     /// `extern "C" fn()`: puts the originals back.
     pub stop: u64,
-    /// The wrappers `[malloc, calloc, realloc, free]`: raw; then mem and obj over pymalloc; then mem and obj over anything.
-    pub wrappers: [[u64; 4]; 5],
+    /// The wrappers `[malloc, calloc, realloc, free]`: raw; then mem and obj over pymalloc, over anything, over an allocator
+    /// that serves them by itself.
+    pub wrappers: [[u64; 4]; 7],
 }
-const _: () = assert!(size_of::<ShimHeader>() == 224);
+const _: () = assert!(size_of::<ShimHeader>() == 288);
 
 /// One `PyMemAllocatorEx` of CPython.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -104,6 +109,8 @@ pub enum Mode {
     Pymalloc = 2,
     /// The original is anything else: counts all, nested calls are not counted again, `free` probes the table.
     Generic = 3,
+    /// The original serves the domain by itself (malloc): counts all, `free` probes the table.
+    Flat = 4,
 }
 
 /// Progress of the start routine, in [`Control::status`].
@@ -310,8 +317,12 @@ pub struct Counters {
     pub suspensions: u64,
     /// Bytes requested by the allocations counted in `contended`, `nested`, `table_full` and `unproven`. Atomic.
     pub lost_bytes: u64,
+    /// Estimated bytes that the samples in `lost_allocs` stand for.
+    pub gap_bytes: u64,
+    /// Estimated blocks that they stand for, in units of 1/[`GAP_UNIT`].
+    pub gap_objects: u64,
 }
-const _: () = assert!(size_of::<Counters>() == 15 * 8);
+const _: () = assert!(size_of::<Counters>() == 17 * 8);
 
 /// What one thread needs on the fast path. Found by a hash of the thread pointer; `owner` says whose it is now.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -323,8 +334,8 @@ pub struct Slot {
     pub countdown: i64,
     /// Calls of this thread inside the shim that will return into it. Atomic.
     pub depth: u64,
-    /// Which outer call the thread is in: domain + 1, or [`HINT_SKIP`] for "do not count", or 0.
-    pub hint: u64,
+    /// Period under which `countdown` was drawn, in bytes: the next sample's weight belongs to it.
+    pub period: u64,
     /// Keeps the slot on a cache line of its own.
     pub reserved: [u64; 4],
 }
@@ -351,8 +362,19 @@ pub struct Control {
 
     /// Bytes until the next sample of the obj and mem domains over pymalloc. Under the GIL.
     pub small_countdown: i64,
+    /// Period under which it was drawn.
+    pub small_period: u64,
+    /// Note of the last mem or obj call that was passed on to the raw domain: its stack pointer. Under the GIL, on the same
+    /// cache line as the countdown, and believed only by a thread that finds `note_return` at that place of its own stack.
+    pub note_stack: u64,
+    /// What stood there: its return address.
+    pub note_return: u64,
+    /// Whose call it was: domain + 1, or [`NOTE_COUNTED`].
+    pub note_label: u64,
+    /// The block that a realloc noted as counted is about.
+    pub note_old: u64,
     /// Nothing.
-    pub reserved2: [u64; 7],
+    pub reserved2: [u64; 2],
 
     /// Owner of the lock of everything below: a thread pointer, or 0.
     pub lock: u64,
@@ -362,8 +384,12 @@ pub struct Control {
     pub random: u64,
     /// Entries of `deferred` in use. Atomic.
     pub deferred_used: u64,
+    /// Times that the lock was taken. Under it.
+    pub turn: u64,
+    /// The turn + 1 whose holder was waited for in vain: nobody waits for it again.
+    pub stuck: u64,
     /// Nothing.
-    pub reserved3: [u64; 4],
+    pub reserved3: [u64; 2],
 
     /// Bytes ever committed to the ring. Written by the shim.
     pub ring_head: u64,
@@ -375,8 +401,12 @@ pub struct Control {
     pub reserved4: [u64; 5],
     /// Bytes ever consumed from the ring. Written by the host.
     pub ring_tail: Doubled,
+    /// The period that the host wants from now on, in bytes; it only ever grows. Written by the host.
+    pub period_wanted: Doubled,
+    /// Entries of the slab that are still to be thinned after a change of period, from the last one used down to here.
+    pub thin_left: u64,
     /// Nothing.
-    pub reserved5: [u64; 6],
+    pub reserved5: [u64; 3],
 
     /// Last sample id given.
     pub last_id: u64,
@@ -397,7 +427,7 @@ pub struct Control {
     /// What went wrong, and how often.
     pub counters: Counters,
     /// Nothing.
-    pub reserved6: [u64; 1],
+    pub reserved6: [u64; 7],
     /// Addresses whose free could not take the lock, 0 = empty. Atomic.
     pub deferred: [u64; DEFERRED],
     /// Keeps what follows aligned.
@@ -406,17 +436,28 @@ pub struct Control {
     pub reserved7: [u64; 11],
     /// Per-thread slots.
     pub slots: [Slot; SLOTS],
-    /// Heads of the live table's chains: entry index + 1, 0 = empty. Doubles as the filter of `free`.
+    /// How many live samples have an address in each 256 bytes of memory (every 16 MiB share a cell; 255 = as many or more,
+    /// for ever). What a program frees lies where it has just worked, so the cells that it asks for stay in the cache;
+    /// hashed places all over the chains' heads did not.
+    pub filter: [u8; CELLS],
+    /// Heads of the live table's chains: entry index + 1, 0 = empty.
     pub buckets: [u32; BUCKETS],
     /// Fills the last page.
     pub reserved8: [u64; CONTROL_FILL],
 }
 
-const CONTROL_HEAD: usize =
-    64 * 6 + size_of::<Counters>() + 8 + DEFERRED * 8 + size_of::<Config>() + 11 * 8 + SLOTS * 64 + BUCKETS * 4;
+const CONTROL_HEAD: usize = 64 * 6
+    + size_of::<Counters>()
+    + 7 * 8
+    + DEFERRED * 8
+    + size_of::<Config>()
+    + 11 * 8
+    + SLOTS * 64
+    + CELLS
+    + BUCKETS * 4;
 const CONTROL_FILL: usize = (CONTROL_HEAD.next_multiple_of(4096) - CONTROL_HEAD) / 8;
 const _: () = assert!(size_of::<Control>().is_multiple_of(4096));
 const _: () = assert!(core::mem::offset_of!(Control, slots).is_multiple_of(64));
 
-/// The value of [`Slot::hint`] that says "the outer wrapper has counted this already".
-pub const HINT_SKIP: u64 = 7;
+/// The value of [`Control::note_label`] that says "the outer wrapper has counted this already".
+pub const NOTE_COUNTED: u64 = 7;

@@ -20,6 +20,7 @@ pub mod control;
 pub mod record;
 pub mod ring;
 pub mod table;
+pub mod thin;
 
 pub use addr::RemoteAddr;
 pub use control::{

@@ -65,8 +65,10 @@ pub struct Alloc {
     pub thread: u64,
     /// Stack id; 0 = lost, see [`crate::Counters::lost_stacks`].
     pub stack: u64,
+    /// Period under which it was picked, in bytes: its weight belongs to that one.
+    pub period: u64,
 }
-const _: () = assert!(size_of::<Alloc>() == 48);
+const _: () = assert!(size_of::<Alloc>() == 56);
 
 /// A sampled block was freed.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -65,10 +65,16 @@ pub struct KnownStack {
 }
 const _: () = assert!(size_of::<KnownStack>() == 24);
 
-/// Bucket of an address. The same arithmetic stands in the shim's assembly.
+/// Bucket of an address.
 #[must_use]
 pub const fn bucket(address: u64) -> u32 {
-    ((address >> 4) as u32).wrapping_mul(0x9E37_79B1) >> 16
+    ((address >> 4) as u32).wrapping_mul(0x9E37_79B1) >> (32 - crate::control::BUCKETS.trailing_zeros())
+}
+
+/// Cell of the filter. The same arithmetic stands in the shim's assembly.
+#[must_use]
+pub const fn cell(address: u64) -> usize {
+    (address >> 8) as usize % crate::control::CELLS
 }
 
 /// Slot of a thread pointer. The same arithmetic stands in the shim's assembly.

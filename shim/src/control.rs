@@ -22,7 +22,7 @@ pub struct Header {
     originals: *const crate::state::Kept,
     start: extern "C" fn(),
     stop: extern "C" fn(),
-    wrappers: [[Code; 4]; 5],
+    wrappers: [[Code; 4]; 7],
 }
 // SAFETY: never written.
 unsafe impl Sync for Header {}
@@ -46,6 +46,8 @@ pub static pyheap_shim: Header = Header {
         hooks::SMALL_OBJ,
         hooks::GENERIC_MEM,
         hooks::GENERIC_OBJ,
+        hooks::FLAT_MEM,
+        hooks::FLAT_OBJ,
     ],
 };
 
@@ -98,6 +100,8 @@ fn wrappers(domain: u8, mode: u32) -> [Code; 4] {
         (m, 0) if m == Mode::Raw as u32 => hooks::RAW,
         (m, 1) if m == Mode::Pymalloc as u32 => hooks::SMALL_MEM,
         (m, 2) if m == Mode::Pymalloc as u32 => hooks::SMALL_OBJ,
+        (m, 1) if m == Mode::Flat as u32 => hooks::FLAT_MEM,
+        (m, 2) if m == Mode::Flat as u32 => hooks::FLAT_OBJ,
         (m, 1) if m == Mode::Generic as u32 => hooks::GENERIC_MEM,
         (m, 2) if m == Mode::Generic as u32 => hooks::GENERIC_OBJ,
         _ => [core::ptr::null(); 4],
@@ -205,12 +209,15 @@ extern "C" fn start() {
     }
     control!(random).store(config!(seed), Ordering::Relaxed);
     control!(small_countdown).store(sampler::draw() as u64, Ordering::Relaxed);
+    control!(small_period).store(config!(period), Ordering::Relaxed);
     let pymalloc = allow != 0 && domains & 7 == 7 && looks_like_pymalloc(original(1), original(2), original(0));
     for domain in 0..3 {
         let chosen = match (domains >> domain & 1, domain, pymalloc) {
             (0, ..) => Mode::Off,
             (_, 0, _) => Mode::Raw,
             (_, _, true) => Mode::Pymalloc,
+            // The very functions of the raw domain (PYTHONMALLOC=malloc): they ask nothing of it.
+            _ if original(domain) == original(0) => Mode::Flat,
             _ => Mode::Generic,
         };
         mode(domain).store(chosen as u32, Ordering::Relaxed);

@@ -6,7 +6,7 @@
 
 use crate::ring;
 use crate::sampler::mix;
-use crate::state::{config, control, count, layout};
+use crate::state::{bump, config, control, layout};
 use core::sync::atomic::Ordering;
 use pyheap_protocol::PyLayout;
 use pyheap_protocol::record::{
@@ -180,7 +180,7 @@ fn walk(thread: u64) -> Option<Walk> {
     let mut flags = 0;
     if depth > MAX_FRAMES {
         flags |= 1;
-        count!(deep_stacks);
+        bump!(deep_stacks);
         rotate_outer_half((depth - HALF) % HALF);
     }
     if steps == MAX_WALK {
@@ -510,11 +510,11 @@ fn announce_code(code: u64, id: u64, replaces: u64) -> bool {
 /// The id of the calling thread's stack, announced in the ring at first sight; 0 when the ring is full.
 pub fn stack_id(thread: u64) -> u64 {
     let Some(walk) = walk(thread) else {
-        count!(lost_stacks);
+        bump!(lost_stacks);
         return 0;
     };
     if walk.frames == 0 {
-        count!(no_python);
+        bump!(no_python);
     }
     let (mut hash1, mut hash2) = (walk.depth as u64 ^ 0x5851_F42D_4C95_7F2D, !(walk.depth as u64));
     for at in 0..walk.frames {
@@ -536,7 +536,7 @@ pub fn stack_id(thread: u64) -> u64 {
         if known.id == 0 {
             let id = control!(last_stack).load(Ordering::Relaxed) + 1;
             if !announce_stack(&walk, id) {
-                count!(lost_stacks);
+                bump!(lost_stacks);
                 return 0;
             }
             control!(last_stack).store(id, Ordering::Relaxed);

@@ -1,22 +1,24 @@
 //! The wrappers: what Python calls instead of its allocators.
 //!
-//! Three families. *Raw* wraps the raw domain and counts what reaches it. *Small* wraps the mem and obj domains where the
+//! Four families. *Raw* wraps the raw domain and counts what reaches it. *Small* wraps the mem and obj domains where the
 //! original is bare pymalloc: it counts requests of 1 to 512 bytes (larger ones reach the raw domain by themselves) and
 //! passes a *sampled* one on as 513 bytes, so that the block lands in the raw domain and so does its free; `free` of mem
-//! and obj is not wrapped at all. *Generic* wraps anything else (debug hooks, malloc, another tool's hooks): it counts
-//! everything, and while the original runs, what that asks of other domains is not counted again.
+//! and obj is not wrapped at all. *Flat* wraps mem and obj where the original serves them by itself and asks nothing of
+//! the raw domain (malloc). *Generic* wraps anything else (debug hooks, another tool's hooks): it counts everything, and
+//! while the original runs, what that asks of other domains is not counted again.
 //!
-//! The fast path is assembly, so that it stays what it is: a subtraction, a branch, a jump. Its listing is a golden file
-//! of `scripts/check-shim`.
+//! The fast paths are assembly, so that they stay what they are: a subtraction, a branch, a jump, and no locked
+//! instruction, no store that other threads wait for. They never return into this text; what does is counted while it
+//! runs (rule 7), with locked instructions. Their listing is a golden file of `scripts/check-shim`.
 
 use crate::sampler::{NEVER, draw, draw_idle, mix, random};
-use crate::state::{CONTROL, ORIGINALS, SlotWords, control, count, is_on, original, slot};
-use crate::sys::thread;
+use crate::state::{CONTROL, ORIGINALS, SlotWords, config, control, count, is_on, original, slot};
+use crate::sys::{stack_pointer, thread};
 use crate::{live, sample};
 use core::arch::naked_asm;
 use core::mem::offset_of;
 use core::sync::atomic::Ordering;
-use pyheap_protocol::control::{Allocator, Control, HINT_SKIP, Originals, Slot};
+use pyheap_protocol::control::{Allocator, Control, NOTE_COUNTED, Originals, Slot};
 use pyheap_protocol::{domain, table};
 
 type Code = *const ();
@@ -24,7 +26,6 @@ type Block = *mut u8;
 type Malloc = extern "C" fn(u64, usize) -> Block;
 type Calloc = extern "C" fn(u64, usize, usize) -> Block;
 type Realloc = extern "C" fn(u64, Block, usize) -> Block;
-type Free = extern "C" fn(u64, Block);
 
 const MEM: u8 = domain::MEM;
 const OBJ: u8 = domain::OBJ;
@@ -41,15 +42,29 @@ pub const RAW: [Code; 4] = [
 pub const SMALL_MEM: [Code; 4] = [
     mem_malloc as Code,
     mem_calloc as Code,
-    small_realloc::<MEM> as Code,
+    mem_realloc as Code,
     core::ptr::null(),
 ];
 /// Wrappers of obj over pymalloc.
 pub const SMALL_OBJ: [Code; 4] = [
     obj_malloc as Code,
     obj_calloc as Code,
-    small_realloc::<OBJ> as Code,
+    obj_realloc as Code,
     core::ptr::null(),
+];
+/// Wrappers of mem over an allocator that serves it by itself.
+pub const FLAT_MEM: [Code; 4] = [
+    flat_mem_malloc as Code,
+    flat_mem_calloc as Code,
+    flat_mem_realloc as Code,
+    mem_free as Code,
+];
+/// Wrappers of obj over one.
+pub const FLAT_OBJ: [Code; 4] = [
+    flat_obj_malloc as Code,
+    flat_obj_calloc as Code,
+    flat_obj_realloc as Code,
+    obj_free as Code,
 ];
 /// Wrappers of mem over anything.
 pub const GENERIC_MEM: [Code; 4] = [
@@ -97,12 +112,6 @@ fn original_realloc(domain: u8) -> Realloc {
     unsafe { core::mem::transmute::<Code, Realloc>(address as Code) }
 }
 
-fn original_free(domain: u8) -> Free {
-    let [.., address] = original(domain).functions;
-    // SAFETY: as in `original_malloc`.
-    unsafe { core::mem::transmute::<Code, Free>(address as Code) }
-}
-
 /// Counts a call that will return into this text, for as long as it lives.
 struct InFlight;
 
@@ -121,22 +130,27 @@ impl Drop for InFlight {
 
 // ------------------------------------------------------------------------------------------------ per-thread slots
 
-/// The calling thread's slot. Its home is given by a hash; three neighbours take those who find it occupied. When all
-/// four are taken, one is taken over: the process of marks has no memory, so whoever loses its slot simply draws anew.
-fn my_slot(thread: u64) -> &'static SlotWords {
+/// The calling thread's slot, if it has one. Its home is given by a hash; three neighbours take those who find it occupied.
+fn find_slot(thread: u64) -> Option<&'static SlotWords> {
     let home = table::slot(thread);
-    for way in 0..4 {
-        let candidate = slot(home ^ way);
-        if candidate.owner.load(Ordering::Relaxed) == thread {
-            return candidate;
-        }
+    (0..4)
+        .map(|way| slot(home ^ way))
+        .find(|candidate| candidate.owner.load(Ordering::Relaxed) == thread)
+}
+
+/// The calling thread's slot. When all four places are taken, one is taken over: the process of marks has no memory, so
+/// whoever loses its slot simply draws anew.
+fn my_slot(thread: u64) -> &'static SlotWords {
+    match find_slot(thread) {
+        Some(mine) => mine,
+        None => claim_slot(thread),
     }
-    claim_slot(thread, home)
 }
 
 #[cold]
 #[inline(never)]
-fn claim_slot(thread: u64, home: usize) -> &'static SlotWords {
+fn claim_slot(thread: u64) -> &'static SlotWords {
+    let home = table::slot(thread);
     let fresh = draw_idle();
     let start = (mix(thread ^ random()) & 3) as usize;
     for round in 0..2 {
@@ -156,7 +170,7 @@ fn claim_slot(thread: u64, home: usize) -> &'static SlotWords {
                     .is_ok()
             {
                 candidate.countdown.store(fresh, Ordering::Relaxed);
-                candidate.hint.store(0, Ordering::Relaxed);
+                candidate.period.store(config!(period), Ordering::Relaxed);
                 return candidate;
             }
         }
@@ -165,16 +179,33 @@ fn claim_slot(thread: u64, home: usize) -> &'static SlotWords {
     slot(home)
 }
 
-/// Takes `size` off the thread's stream; true when that passed a mark.
+/// Takes `size` off the thread's stream. When that passed a mark: the period under which the distance was drawn.
 #[inline(always)]
-fn takes_mark(mine: &SlotWords, size: usize) -> bool {
+fn takes_mark(mine: &SlotWords, size: usize) -> Option<u64> {
     let left = mine.countdown.load(Ordering::Relaxed).wrapping_sub(size as i64);
     if left > 0 {
         mine.countdown.store(left, Ordering::Relaxed);
-        return false;
+        return None;
     }
+    redraw(mine)
+}
+
+/// Starts the way to the next mark. Gives the period of the one that was passed, if samples are wanted.
+fn redraw(mine: &SlotWords) -> Option<u64> {
+    let was = mine.period.load(Ordering::Relaxed);
     mine.countdown.store(draw_idle(), Ordering::Relaxed);
-    is_on()
+    mine.period.store(config!(period), Ordering::Relaxed);
+    is_on().then_some(was)
+}
+
+/// Whether a request of `size` bytes that has left the fast path passed a mark. The fast path has taken the size off
+/// already if the thread has a slot.
+fn passed_mark(thread: u64, size: usize) -> Option<u64> {
+    match find_slot(thread) {
+        Some(mine) if mine.countdown.load(Ordering::Relaxed) > 0 => None,
+        Some(mine) => redraw(mine),
+        None => takes_mark(claim_slot(thread), size),
+    }
 }
 
 /// Runs an original allocator so that what it asks of the raw domain is not counted: the thread's stream is put out of
@@ -191,135 +222,209 @@ fn uncounted<R>(mine: &SlotWords, original: impl FnOnce() -> R) -> (R, u64) {
     (answer, nested as u64)
 }
 
-// ------------------------------------------------------------------------------------------------ raw domain
+// ------------------------------------------------------------------------------------------------ raw domain, flat
 
-/// Domain and whether to count, as the outer wrapper of this thread left it.
-#[inline(always)]
-fn outer(mine: &SlotWords) -> (u8, bool) {
-    match mine.hint.load(Ordering::Relaxed) {
-        0 => (RAW_DOMAIN, true),
-        HINT_SKIP => (RAW_DOMAIN, false),
-        label => ((label - 1) as u8, true),
+/// Farthest that the stack pointer of the wrapper that left a note may lie above ours: pymalloc's own frames between them.
+const NOTE_REACH: u64 = 2048;
+
+/// The note of the mem or obj call that this raw call serves, if it serves one: what was noted is this thread's stack
+/// pointer at that call, and the return address that stood there; both are as they were only as long as it runs.
+fn note() -> Option<u64> {
+    let at = control!(note_stack).load(Ordering::Relaxed);
+    let above = at.wrapping_sub(stack_pointer());
+    if above >= NOTE_REACH || !at.is_multiple_of(8) {
+        return None;
+    }
+    // SAFETY: `at` was the stack pointer of some thread and lies within `NOTE_REACH` bytes above ours: on our own stack,
+    // since another one begins a guard page further at least.
+    let now = unsafe { (at as *const u64).read_volatile() };
+    (now == control!(note_return).load(Ordering::Relaxed)).then(|| control!(note_label).load(Ordering::Relaxed))
+}
+
+/// The domain whose call this one serves. (One call place that calls both domains with nothing in between, a foreign
+/// function interface say, may make it the domain of the call before.)
+fn label<const DOMAIN: u8>() -> u8 {
+    if DOMAIN != RAW_DOMAIN {
+        return DOMAIN;
+    }
+    match note() {
+        None | Some(NOTE_COUNTED) => RAW_DOMAIN,
+        Some(label) => (label.wrapping_sub(1) & 3) as u8,
     }
 }
 
-#[unsafe(naked)]
-extern "C" fn raw_malloc(_ctx: u64, _size: usize) -> Block {
-    naked_asm!(
-        "mov rax, fs:0",
-        "imul rcx, rax, 0x1E3779B1",
-        "shr rcx, 32",
-        "and ecx, 0x7FC0",
-        "lea rdx, [rip + {control} + {slots}]",
-        "cmp [rdx + rcx + {owner}], rax",
-        "jne {slow}",
-        "sub [rdx + rcx + {countdown}], rsi",
-        "jle {slow}",
-        "jmp [rip + {originals} + {original}]",
-        control = sym CONTROL,
-        slots = const offset_of!(Control, slots),
-        owner = const offset_of!(Slot, owner),
-        countdown = const offset_of!(Slot, countdown),
-        slow = sym raw_malloc_slow,
-        originals = sym ORIGINALS,
-        original = const original_offset(RAW_DOMAIN, 0),
-    )
+/// Whether this realloc of `old` serves one that has been counted as such.
+fn is_counted<const DOMAIN: u8>(old: Block) -> bool {
+    DOMAIN == RAW_DOMAIN && control!(note_old).load(Ordering::Relaxed) == old as u64 && note() == Some(NOTE_COUNTED)
 }
 
-/// Whether a raw request that left the fast path is a sample. The fast path has taken `size` off already if the slot it
-/// looked at was ours.
-fn raw_is_sampled(thread: u64, size: usize) -> bool {
-    if !is_on() {
-        my_slot(thread).countdown.store(draw_idle(), Ordering::Relaxed);
-        return false;
-    }
-    let home = slot(table::slot(thread));
-    if home.owner.load(Ordering::Relaxed) != thread {
-        return takes_mark(my_slot(thread), size);
-    }
-    if home.countdown.load(Ordering::Relaxed) > 0 {
-        return false;
-    }
-    home.countdown.store(draw(), Ordering::Relaxed);
-    true
+/// Finds the thread's slot in one of its four places: rax = thread, r8 + rcx = the slot. Uses these three registers only.
+macro_rules! find_slot {
+    () => {
+        concat!(
+            "mov rax, fs:0\n",
+            "imul rcx, rax, 0x1E3779B1\n",
+            "shr rcx, 32\n",
+            "and ecx, 0x7FC0\n",
+            "lea r8, [rip + {control} + {slots}]\n",
+            "cmp [r8 + rcx + {owner}], rax\n",
+            "jne 3f\n",
+            "2:\n"
+        )
+    };
+}
+/// The rest of it, out of the way.
+macro_rules! other_places {
+    () => {
+        concat!(
+            "3:\n",
+            "xor ecx, 64\n",
+            "cmp [r8 + rcx + {owner}], rax\n",
+            "je 2b\n",
+            "xor ecx, 192\n",
+            "cmp [r8 + rcx + {owner}], rax\n",
+            "je 2b\n",
+            "xor ecx, 64\n",
+            "cmp [r8 + rcx + {owner}], rax\n",
+            "je 2b\n",
+            "jmp {slow}\n"
+        )
+    };
 }
 
-extern "C" fn raw_malloc_slow(ctx: u64, size: usize) -> Block {
+/// The wrappers of a domain whose requests are taken off the thread's own stream. `$odd` is what `realloc` asks about a
+/// request that may have been counted elsewhere.
+macro_rules! stream_wrappers {
+    ($malloc:ident, $calloc:ident, $realloc:ident, $domain:expr, $odd:literal) => {
+        #[unsafe(naked)]
+        extern "C" fn $malloc(_ctx: u64, _size: usize) -> Block {
+            naked_asm!(
+                find_slot!(),
+                "sub [r8 + rcx + {countdown}], rsi",
+                "jle {slow}",
+                "jmp [rip + {originals} + {original}]",
+                other_places!(),
+                control = sym CONTROL,
+                slots = const offset_of!(Control, slots),
+                owner = const offset_of!(Slot, owner),
+                countdown = const offset_of!(Slot, countdown),
+                slow = sym stream_malloc_slow::<{ $domain }>,
+                originals = sym ORIGINALS,
+                original = const original_offset($domain, 0),
+            )
+        }
+
+        // An overflow that two's complement does not see (two factors from 2^63 on) is a few bytes taken off too much.
+        #[unsafe(naked)]
+        extern "C" fn $calloc(_ctx: u64, _count: usize, _size: usize) -> Block {
+            naked_asm!(
+                "mov r9, rsi",
+                "imul r9, rdx",
+                "jo 4f",
+                find_slot!(),
+                "sub [r8 + rcx + {countdown}], r9",
+                "jle {slow}",
+                "4:",
+                "jmp [rip + {originals} + {original}]",
+                other_places!(),
+                control = sym CONTROL,
+                slots = const offset_of!(Control, slots),
+                owner = const offset_of!(Slot, owner),
+                countdown = const offset_of!(Slot, countdown),
+                slow = sym stream_calloc_slow::<{ $domain }>,
+                originals = sym ORIGINALS,
+                original = const original_offset($domain, 1),
+            )
+        }
+
+        #[unsafe(naked)]
+        extern "C" fn $realloc(_ctx: u64, _old: Block, _size: usize) -> Block {
+            naked_asm!(
+                $odd,
+                "mov rax, rsi",
+                "shr rax, 8",
+                "movzx eax, ax",
+                "lea r8, [rip + {control} + {filter}]",
+                "cmp byte ptr [r8 + rax], 0",
+                "jne {slow}",
+                find_slot!(),
+                "sub [r8 + rcx + {countdown}], rdx",
+                "jle {marked}",
+                "jmp [rip + {originals} + {original}]",
+                other_places!(),
+                control = sym CONTROL,
+                filter = const offset_of!(Control, filter),
+                slots = const offset_of!(Control, slots),
+                owner = const offset_of!(Slot, owner),
+                countdown = const offset_of!(Slot, countdown),
+                slow = sym stream_realloc_slow::<{ $domain }>,
+                marked = sym stream_realloc_marked::<{ $domain }>,
+                originals = sym ORIGINALS,
+                original = const original_offset($domain, 2),
+            )
+        }
+    };
+}
+stream_wrappers!(
+    raw_malloc,
+    raw_calloc,
+    raw_realloc,
+    RAW_DOMAIN,
+    "cmp rdx, 512\njbe {slow}"
+);
+stream_wrappers!(flat_mem_malloc, flat_mem_calloc, flat_mem_realloc, MEM, "");
+stream_wrappers!(flat_obj_malloc, flat_obj_calloc, flat_obj_realloc, OBJ, "");
+
+extern "C" fn stream_malloc_slow<const DOMAIN: u8>(ctx: u64, size: usize) -> Block {
     let _in = InFlight::new();
     let me = thread();
-    let sampled = raw_is_sampled(me, size);
-    let block = original_malloc(RAW_DOMAIN)(ctx, size);
-    if sampled && !block.is_null() {
-        sample::enter(block as u64, size as u64, outer(my_slot(me)).0, me);
+    let mark = passed_mark(me, size);
+    let label = label::<DOMAIN>();
+    let block = original_malloc(DOMAIN)(ctx, size);
+    if let (Some(period), false) = (mark, block.is_null()) {
+        sample::enter(block as u64, size as u64, label, me, period);
     }
     block
 }
 
-#[unsafe(naked)]
-extern "C" fn raw_calloc(_ctx: u64, _count: usize, _size: usize) -> Block {
-    naked_asm!(
-        "mov r8, rdx",
-        "mov rax, rsi",
-        "mul rdx",
-        "mov rdx, r8",
-        "jo 2f",
-        "mov r9, rax",
-        "mov rax, fs:0",
-        "imul rcx, rax, 0x1E3779B1",
-        "shr rcx, 32",
-        "and ecx, 0x7FC0",
-        "lea r8, [rip + {control} + {slots}]",
-        "cmp [r8 + rcx + {owner}], rax",
-        "jne {slow}",
-        "sub [r8 + rcx + {countdown}], r9",
-        "jle {slow}",
-        "2:",
-        "jmp [rip + {originals} + {original}]",
-        control = sym CONTROL,
-        slots = const offset_of!(Control, slots),
-        owner = const offset_of!(Slot, owner),
-        countdown = const offset_of!(Slot, countdown),
-        slow = sym raw_calloc_slow,
-        originals = sym ORIGINALS,
-        original = const original_offset(RAW_DOMAIN, 1),
-    )
-}
-
-extern "C" fn raw_calloc_slow(ctx: u64, count: usize, size: usize) -> Block {
+extern "C" fn stream_calloc_slow<const DOMAIN: u8>(ctx: u64, count: usize, size: usize) -> Block {
     let _in = InFlight::new();
     let me = thread();
     let bytes = count.wrapping_mul(size);
-    let sampled = raw_is_sampled(me, bytes);
-    let block = original_calloc(RAW_DOMAIN)(ctx, count, size);
-    if sampled && !block.is_null() {
-        sample::enter(block as u64, bytes as u64, outer(my_slot(me)).0, me);
+    let mark = passed_mark(me, bytes);
+    let label = label::<DOMAIN>();
+    let block = original_calloc(DOMAIN)(ctx, count, size);
+    if let (Some(period), false) = (mark, block.is_null()) {
+        sample::enter(block as u64, bytes as u64, label, me, period);
     }
     block
 }
 
-/// A realloc is a free followed by a new allocation, whether or not the block moves.
-extern "C" fn raw_realloc(ctx: u64, old: Block, size: usize) -> Block {
+/// A realloc is a free followed by a new allocation, whether or not the block moves. This one may be of a sampled block, or
+/// serve a call that has been counted; nothing was taken off yet.
+extern "C" fn stream_realloc_slow<const DOMAIN: u8>(ctx: u64, old: Block, size: usize) -> Block {
+    let _in = InFlight::new();
     let me = thread();
-    let mine = my_slot(me);
-    let (label, counts) = outer(mine);
-    let sampled = counts && takes_mark(mine, size);
-    if !sampled && (old.is_null() || !live::may_have(old as u64)) {
-        return original_realloc(RAW_DOMAIN)(ctx, old, size);
-    }
-    raw_realloc_slow(ctx, old, size, sampled, label)
+    let label = label::<DOMAIN>();
+    let mark = if is_counted::<DOMAIN>(old) {
+        None
+    } else {
+        takes_mark(my_slot(me), size)
+    };
+    moved(old, size, mark, label, || original_realloc(DOMAIN)(ctx, old, size))
 }
 
-#[inline(never)]
-extern "C" fn raw_realloc_slow(ctx: u64, old: Block, size: usize, sampled: bool, label: u8) -> Block {
-    moved(old, size, sampled, label, || {
-        original_realloc(RAW_DOMAIN)(ctx, old, size)
-    })
+/// This one has passed a mark.
+extern "C" fn stream_realloc_marked<const DOMAIN: u8>(ctx: u64, old: Block, size: usize) -> Block {
+    let _in = InFlight::new();
+    let mark = passed_mark(thread(), size);
+    let label = label::<DOMAIN>();
+    moved(old, size, mark, label, || original_realloc(DOMAIN)(ctx, old, size))
 }
 
 /// Reallocates a block that may be a sample, or is to become one.
 #[inline(always)]
-fn moved(old: Block, size: usize, sampled: bool, label: u8, original: impl FnOnce() -> Block) -> Block {
-    let _in = InFlight::new();
+fn moved(old: Block, size: usize, mark: Option<u64>, label: u8, original: impl FnOnce() -> Block) -> Block {
     let me = thread();
     let was = if !old.is_null() && live::may_have(old as u64) {
         sample::leave(old as u64, me)
@@ -331,29 +436,40 @@ fn moved(old: Block, size: usize, sampled: bool, label: u8, original: impl FnOnc
         if let Some(was) = was {
             sample::enter_again(old as u64, was, me);
         }
-    } else if sampled {
-        sample::enter(block as u64, size as u64, label, me);
+    } else if let Some(period) = mark {
+        sample::enter(block as u64, size as u64, label, me, period);
     }
     block
 }
 
-/// `free` of any domain: the head of the block's chain tells nearly always that the block is no sample.
+/// `free` of any domain: the filter tells nearly always that the block is no sample.
 macro_rules! free_wrapper {
     ($name:ident, $domain:expr) => {
         #[unsafe(naked)]
         extern "C" fn $name(_ctx: u64, _block: Block) {
             naked_asm!(
                 "mov rax, rsi",
-                "shr rax, 4",
-                "imul eax, eax, 0x9E3779B1",
-                "shr eax, 16",
-                "lea rcx, [rip + {control} + {buckets}]",
-                "cmp dword ptr [rcx + rax * 4], 0",
-                "jne {slow}",
+                "shr rax, 8",
+                "movzx eax, ax",
+                "lea rcx, [rip + {control} + {filter}]",
+                "cmp byte ptr [rcx + rax], 0",
+                "jne 3f",
+                "2:",
                 "jmp [rip + {originals} + {original}]",
+                // The entry goes before the block does: afterwards another thread may get the same address.
+                "3:",
+                "push rdi",
+                "push rsi",
+                "sub rsp, 8",
+                "mov rdi, rsi",
+                "call {freed}",
+                "add rsp, 8",
+                "pop rsi",
+                "pop rdi",
+                "jmp 2b",
                 control = sym CONTROL,
-                buckets = const offset_of!(Control, buckets),
-                slow = sym free_slow::<{ $domain }>,
+                filter = const offset_of!(Control, filter),
+                freed = sym freed,
                 originals = sym ORIGINALS,
                 original = const original_offset($domain, 3),
             )
@@ -364,30 +480,49 @@ free_wrapper!(raw_free, RAW_DOMAIN);
 free_wrapper!(mem_free, MEM);
 free_wrapper!(obj_free, OBJ);
 
-extern "C" fn free_slow<const DOMAIN: u8>(ctx: u64, block: Block) {
-    if live::may_have(block as u64) {
-        // The entry goes before the block does: afterwards another thread may get the same address.
+extern "C" fn freed(block: u64) {
+    if live::may_have(block) {
         let _in = InFlight::new();
-        sample::leave(block as u64, thread());
+        sample::leave(block, thread());
     }
-    original_free(DOMAIN)(ctx, block);
 }
 
 // ------------------------------------------------------------------------------------------------ mem, obj over pymalloc
 
+/// Notes for the raw wrappers whose call this is, or that it has been counted, and goes on. See [`note`].
+macro_rules! leave_note {
+    ($label:literal) => {
+        concat!(
+            "mov [rip + {control} + {note_stack}], rsp\n",
+            "mov rax, [rsp]\n",
+            "mov [rip + {control} + {note_return}], rax\n",
+            "mov dword ptr [rip + {control} + {note_label}], {",
+            $label,
+            "}\n",
+            "jmp [rip + {originals} + {original}]\n"
+        )
+    };
+}
+
 macro_rules! small_wrappers {
-    ($malloc:ident, $calloc:ident, $domain:expr) => {
+    ($malloc:ident, $calloc:ident, $realloc:ident, $domain:expr) => {
         #[unsafe(naked)]
         extern "C" fn $malloc(_ctx: u64, _size: usize) -> Block {
             naked_asm!(
                 "cmp rsi, 512",
-                "ja {large}",
+                "ja 3f",
                 "sub [rip + {control} + {countdown}], rsi",
                 "jle {slow}",
                 "jmp [rip + {originals} + {original}]",
+                // Larger ones go on to the raw domain, which counts them under this domain's name.
+                "3:",
+                leave_note!("whose"),
                 control = sym CONTROL,
                 countdown = const offset_of!(Control, small_countdown),
-                large = sym large_malloc::<{ $domain }>,
+                note_stack = const offset_of!(Control, note_stack),
+                note_return = const offset_of!(Control, note_return),
+                note_label = const offset_of!(Control, note_label),
+                whose = const $domain + 1,
                 slow = sym small_malloc_slow::<{ $domain }>,
                 originals = sym ORIGINALS,
                 original = const original_offset($domain, 0),
@@ -397,63 +532,78 @@ macro_rules! small_wrappers {
         #[unsafe(naked)]
         extern "C" fn $calloc(_ctx: u64, _count: usize, _size: usize) -> Block {
             naked_asm!(
-                "mov r8, rdx",
                 "mov rax, rsi",
-                "mul rdx",
-                "mov rdx, r8",
-                "jo {large}",
+                "imul rax, rdx",
+                "jo 3f",
                 "cmp rax, 512",
-                "ja {large}",
+                "ja 3f",
                 "sub [rip + {control} + {countdown}], rax",
                 "jle {slow}",
                 "jmp [rip + {originals} + {original}]",
+                "3:",
+                leave_note!("whose"),
                 control = sym CONTROL,
                 countdown = const offset_of!(Control, small_countdown),
-                large = sym large_calloc::<{ $domain }>,
+                note_stack = const offset_of!(Control, note_stack),
+                note_return = const offset_of!(Control, note_return),
+                note_label = const offset_of!(Control, note_label),
+                whose = const $domain + 1,
                 slow = sym small_calloc_slow::<{ $domain }>,
                 originals = sym ORIGINALS,
                 original = const original_offset($domain, 1),
             )
         }
+
+        // A small result is counted here and not again in the raw domain, where it arrives when the old block was large; a
+        // large one (and one of 0 bytes) is counted there. The raw wrappers take the old block's sample out.
+        #[unsafe(naked)]
+        extern "C" fn $realloc(_ctx: u64, _old: Block, _size: usize) -> Block {
+            naked_asm!(
+                "lea rax, [rdx - 1]",
+                "cmp rax, 511",
+                "ja 3f",
+                "sub [rip + {control} + {countdown}], rdx",
+                "jle {slow}",
+                "mov [rip + {control} + {note_old}], rsi",
+                leave_note!("counted"),
+                "3:",
+                leave_note!("whose"),
+                control = sym CONTROL,
+                countdown = const offset_of!(Control, small_countdown),
+                note_stack = const offset_of!(Control, note_stack),
+                note_return = const offset_of!(Control, note_return),
+                note_label = const offset_of!(Control, note_label),
+                whose = const $domain + 1,
+                note_old = const offset_of!(Control, note_old),
+                counted = const NOTE_COUNTED,
+                slow = sym small_realloc_slow::<{ $domain }>,
+                originals = sym ORIGINALS,
+                original = const original_offset($domain, 2),
+            )
+        }
     };
 }
-small_wrappers!(mem_malloc, mem_calloc, MEM);
-small_wrappers!(obj_malloc, obj_calloc, OBJ);
-
-/// Runs an original with a note for the raw wrappers of this thread: whose call it is, or that it has been counted. The
-/// note is restored, not cleared, since a signal handler may come in between.
-#[inline(always)]
-fn noted<R>(label: u64, original: impl FnOnce() -> R) -> R {
-    let mine = my_slot(thread());
-    // Counted while it runs: nobody takes the slot over then, and the text stays.
-    mine.depth.fetch_add(1, Ordering::AcqRel);
-    let before = mine.hint.load(Ordering::Relaxed);
-    mine.hint.store(label, Ordering::Relaxed);
-    let answer = original();
-    mine.hint.store(before, Ordering::Relaxed);
-    mine.depth.fetch_sub(1, Ordering::AcqRel);
-    answer
-}
-
-/// Requests above 512 bytes (and of 0) go on to the raw domain, which counts them under this domain's name.
-extern "C" fn large_malloc<const DOMAIN: u8>(ctx: u64, size: usize) -> Block {
-    noted(u64::from(DOMAIN) + 1, || original_malloc(DOMAIN)(ctx, size))
-}
-
-extern "C" fn large_calloc<const DOMAIN: u8>(ctx: u64, count: usize, size: usize) -> Block {
-    noted(u64::from(DOMAIN) + 1, || original_calloc(DOMAIN)(ctx, count, size))
-}
+small_wrappers!(mem_malloc, mem_calloc, mem_realloc, MEM);
+small_wrappers!(obj_malloc, obj_calloc, obj_realloc, OBJ);
 
 /// Passes a sampled small request on as 513 bytes. The raw domain must have been asked for exactly those: else the
 /// original is not what it was taken for, the block's free would not be seen, and it is left unsampled.
 #[inline(always)]
 fn routed(size: usize, domain: u8, route: impl FnOnce() -> Block, plain: impl FnOnce() -> Block) -> Block {
     let _in = InFlight::new();
+    // The raw calls that this one makes are its own.
+    control!(note_stack).store(0, Ordering::Relaxed);
     if !is_on() {
         control!(small_countdown).store(draw_idle() as u64, Ordering::Relaxed);
         return plain();
     }
+    let period = control!(small_period).load(Ordering::Relaxed);
+    control!(small_period).store(config!(period), Ordering::Relaxed);
     control!(small_countdown).store(draw() as u64, Ordering::Relaxed);
+    if size > SMALL {
+        // A calloc whose factors overflow to something small: it fails.
+        return plain();
+    }
     let me = thread();
     let (block, nested) = uncounted(my_slot(me), route);
     if block.is_null() {
@@ -461,7 +611,7 @@ fn routed(size: usize, domain: u8, route: impl FnOnce() -> Block, plain: impl Fn
         return plain();
     }
     if nested == ROUTED as u64 {
-        sample::enter(block as u64, size as u64, domain, me);
+        sample::enter(block as u64, size as u64, domain, me, period);
     } else {
         count!(unproven);
         count!(lost_bytes, size as u64);
@@ -477,52 +627,27 @@ extern "C" fn small_malloc_slow<const DOMAIN: u8>(ctx: u64, size: usize) -> Bloc
 extern "C" fn small_calloc_slow<const DOMAIN: u8>(ctx: u64, count: usize, size: usize) -> Block {
     let calloc = original_calloc(DOMAIN);
     routed(
-        count.wrapping_mul(size),
+        count.saturating_mul(size),
         DOMAIN,
         || calloc(ctx, 1, ROUTED),
         || calloc(ctx, count, size),
     )
 }
 
-/// A small result is counted here and not again in the raw domain, where it arrives when the old block was large; a large
-/// one is counted there. The raw wrappers take the old block's sample out.
-extern "C" fn small_realloc<const DOMAIN: u8>(ctx: u64, old: Block, size: usize) -> Block {
-    let realloc = original_realloc(DOMAIN);
-    if size == 0 || size > SMALL {
-        return noted(u64::from(DOMAIN) + 1, || realloc(ctx, old, size));
-    }
-    let countdown = control!(small_countdown);
-    let left = (countdown.load(Ordering::Relaxed) as i64).wrapping_sub(size as i64);
-    countdown.store(left as u64, Ordering::Relaxed);
-    if left > 0 {
-        return noted(HINT_SKIP, || realloc(ctx, old, size));
-    }
-    small_realloc_slow::<DOMAIN>(ctx, old, size)
-}
-
-#[inline(never)]
+/// A block of pymalloc's is moved to a fresh one of 513 bytes; one of the raw domain's is resized there.
 extern "C" fn small_realloc_slow<const DOMAIN: u8>(ctx: u64, old: Block, size: usize) -> Block {
     let realloc = original_realloc(DOMAIN);
-    // A block of pymalloc's is moved to a fresh one of 513 bytes; one of the raw domain's is resized there.
-    let route = || noted(HINT_ARRIVES, || realloc(ctx, old, ROUTED));
-    routed(size, DOMAIN, route, || noted(HINT_SKIP, || realloc(ctx, old, size)))
+    routed(size, DOMAIN, || realloc(ctx, old, ROUTED), || realloc(ctx, old, size))
 }
-
-/// No note: the raw wrapper takes the request off the stream, which is how `routed` sees it arrive.
-const HINT_ARRIVES: u64 = 0;
 
 // ------------------------------------------------------------------------------------------------ mem, obj over anything
 
 extern "C" fn generic_malloc<const DOMAIN: u8>(ctx: u64, size: usize) -> Block {
     let me = thread();
     let mine = my_slot(me);
-    let sampled = takes_mark(mine, size);
+    let mark = takes_mark(mine, size);
     let (block, _) = uncounted(mine, || original_malloc(DOMAIN)(ctx, size));
-    if sampled && !block.is_null() {
-        let _in = InFlight::new();
-        sample::enter(block as u64, size as u64, DOMAIN, me);
-    }
-    block
+    entered(block, size, DOMAIN, me, mark)
 }
 
 extern "C" fn generic_calloc<const DOMAIN: u8>(ctx: u64, count: usize, size: usize) -> Block {
@@ -530,19 +655,29 @@ extern "C" fn generic_calloc<const DOMAIN: u8>(ctx: u64, count: usize, size: usi
     let mine = my_slot(me);
     let bytes = count.saturating_mul(size);
     // A product that overflows is refused by the original.
-    let sampled = bytes < isize::MAX as usize && takes_mark(mine, bytes);
+    let mark = if bytes < isize::MAX as usize {
+        takes_mark(mine, bytes)
+    } else {
+        None
+    };
     let (block, _) = uncounted(mine, || original_calloc(DOMAIN)(ctx, count, size));
-    if sampled && !block.is_null() {
+    entered(block, bytes, DOMAIN, me, mark)
+}
+
+#[inline(always)]
+fn entered(block: Block, size: usize, domain: u8, me: u64, mark: Option<u64>) -> Block {
+    if let (Some(period), false) = (mark, block.is_null()) {
         let _in = InFlight::new();
-        sample::enter(block as u64, bytes as u64, DOMAIN, me);
+        sample::enter(block as u64, size as u64, domain, me, period);
     }
     block
 }
 
 extern "C" fn generic_realloc<const DOMAIN: u8>(ctx: u64, old: Block, size: usize) -> Block {
+    let _in = InFlight::new();
     let mine = my_slot(thread());
-    let sampled = takes_mark(mine, size);
-    moved(old, size, sampled, DOMAIN, || {
+    let mark = takes_mark(mine, size);
+    moved(old, size, mark, DOMAIN, || {
         uncounted(mine, || original_realloc(DOMAIN)(ctx, old, size)).0
     })
 }

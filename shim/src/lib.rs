@@ -20,6 +20,8 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test that fails may panic"))]
 
 mod control;
+#[cfg(test)]
+mod counts;
 mod frames;
 mod hooks;
 mod live;

@@ -1,8 +1,9 @@
 //! The table of live samples: chains of entries that never move, in memory that the host can read.
 
-use crate::state::{bucket, config, control, count};
+use crate::state::{add, bucket, bump, cell, config, control};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use pyheap_protocol::table::{self, Entry};
+use pyheap_protocol::thin::keeps;
 
 /// [`Entry`] as atomics.
 #[repr(C)]
@@ -54,9 +55,9 @@ pub fn may_have(address: u64) -> bool {
     false
 }
 
-/// What a removed entry held.
+/// What an entry holds.
 #[derive(Clone, Copy)]
-pub struct Removed {
+pub struct Sample {
     /// Sample id.
     pub id: u64,
     /// Size as asked for.
@@ -65,27 +66,35 @@ pub struct Removed {
     pub stack: u64,
     /// Domain.
     pub domain: u8,
+    /// Period under which it was sampled.
+    pub period: u64,
 }
 
 /// Takes `address` out. Under the lock.
-pub fn remove(address: u64) -> Option<Removed> {
+pub fn remove(address: u64) -> Option<Sample> {
     let head = bucket(table::bucket(address));
     let mut link = head;
     let mut index = link.load(Ordering::Relaxed);
     while let Some(e) = entry(index) {
         if e.address.load(Ordering::Relaxed) == address {
-            let removed = Removed {
+            let removed = Sample {
                 id: e.id.load(Ordering::Relaxed),
                 size: e.size.load(Ordering::Relaxed),
                 stack: e.stack.load(Ordering::Relaxed),
                 domain: e.domain.load(Ordering::Relaxed) as u8,
+                period: e.period.load(Ordering::Relaxed),
             };
             link.store(e.next.load(Ordering::Relaxed), Ordering::Release);
             e.id.store(0, Ordering::Release);
             e.stack
                 .store(control!(slab_free).load(Ordering::Relaxed), Ordering::Relaxed);
             control!(slab_free).store(u64::from(index), Ordering::Relaxed);
-            control!(live).fetch_sub(1, Ordering::Relaxed);
+            add(control!(live), u64::MAX);
+            let cell = cell(address);
+            let count = cell.load(Ordering::Relaxed);
+            if count != u8::MAX {
+                cell.store(count.wrapping_sub(1), Ordering::Relaxed);
+            }
             return Some(removed);
         }
         link = &e.next;
@@ -94,8 +103,18 @@ pub fn remove(address: u64) -> Option<Removed> {
     None
 }
 
-/// Enters a sample. Under the lock; `address` is not in the table. False when there is no room.
-pub fn insert(id: u64, address: u64, size: u64, stack: u64, thread: u64, domain: u8) -> bool {
+/// Takes entry number `index` out unless it survives a raise of the period to `period`. Under the lock.
+pub fn thin(index: u64, period: u64) {
+    let Some(e) = entry(index as u32) else { return };
+    let id = e.id.load(Ordering::Relaxed);
+    let (size, from) = (e.size.load(Ordering::Relaxed), e.period.load(Ordering::Relaxed));
+    if id != 0 && !keeps(id, size, from, period) {
+        remove(e.address.load(Ordering::Relaxed));
+    }
+}
+
+/// Enters a sample at `address`, which is not in the table. Under the lock. False when there is no room.
+pub fn insert(address: u64, thread: u64, sample: Sample) -> bool {
     let free = control!(slab_free).load(Ordering::Relaxed) as u32;
     let index = if free != 0 {
         free
@@ -103,7 +122,7 @@ pub fn insert(id: u64, address: u64, size: u64, stack: u64, thread: u64, domain:
         control!(slab_used).load(Ordering::Relaxed) as u32 + 1
     };
     let Some(e) = entry(index) else {
-        count!(table_full);
+        bump!(table_full);
         return false;
     };
     if free != 0 {
@@ -112,16 +131,18 @@ pub fn insert(id: u64, address: u64, size: u64, stack: u64, thread: u64, domain:
         control!(slab_used).store(u64::from(index), Ordering::Relaxed);
     }
     let head = bucket(table::bucket(address));
-    e.id_check.store(id, Ordering::Release);
+    e.id_check.store(sample.id, Ordering::Release);
     e.address.store(address, Ordering::Release);
-    e.size.store(size, Ordering::Release);
-    e.stack.store(stack, Ordering::Release);
+    e.size.store(sample.size, Ordering::Release);
+    e.stack.store(sample.stack, Ordering::Release);
     e.thread.store(thread, Ordering::Release);
-    e.period.store(config!(period), Ordering::Release);
-    e.domain.store(u32::from(domain), Ordering::Release);
+    e.period.store(sample.period, Ordering::Release);
+    e.domain.store(u32::from(sample.domain), Ordering::Release);
     e.next.store(head.load(Ordering::Relaxed), Ordering::Release);
-    e.id.store(id, Ordering::Release);
+    e.id.store(sample.id, Ordering::Release);
     head.store(index, Ordering::Release);
-    control!(live).fetch_add(1, Ordering::Relaxed);
+    let cell = cell(address);
+    cell.store(cell.load(Ordering::Relaxed).saturating_add(1), Ordering::Release);
+    add(control!(live), 1);
     true
 }

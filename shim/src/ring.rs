@@ -1,6 +1,6 @@
 //! The producer's side of the ring. Everything here runs under the lock.
 
-use crate::state::{config, control, count};
+use crate::state::{bump, config, control};
 use core::sync::atomic::{Ordering, fence};
 use pyheap_protocol::control::MOST_STALLED;
 use pyheap_protocol::record::{Head, kind};
@@ -64,7 +64,7 @@ fn stall() {
     control!(stalled).store(stalled, Ordering::Relaxed);
     if stalled > MOST_STALLED {
         control!(stalled).store(0, Ordering::Relaxed);
-        count!(suspensions);
+        bump!(suspensions);
         control!(gate).store(0, Ordering::Release);
     }
 }

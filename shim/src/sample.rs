@@ -1,14 +1,16 @@
 //! The lock, and what is done under it: entering a sample, taking one out.
 
-use crate::state::{config, control, count};
+use crate::live::Sample;
+use crate::state::{add, bump, config, control, count, word};
 use crate::{frames, live, ring};
-use core::sync::atomic::Ordering;
-use pyheap_protocol::control::Control;
-use pyheap_protocol::control::DEFERRED;
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use pyheap_protocol::control::{Control, DEFERRED, GAP_UNIT};
 use pyheap_protocol::record::{Alloc, Free, Head, kind};
+use pyheap_protocol::thin::{keeps, probability};
 
 /// Rounds of waiting for the lock: some tens of microseconds. Its holder needs about one, unless it lost its processor.
-const MAX_SPINS: u32 = 2_000;
+const MAX_SPINS: u32 = 500;
 
 /// Outcome of asking for the lock.
 enum Ask {
@@ -26,11 +28,22 @@ fn ask(thread: u64) -> Ask {
         match lock.compare_exchange_weak(0, thread, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => break,
             Err(owner) if owner == thread => return Ask::Nested,
-            Err(_) if spins == MAX_SPINS => return Ask::Busy,
-            Err(_) => spins += 1,
+            Err(_) => {
+                // Its holder has lost its processor, as one who has waited already found out; nobody waits for it again.
+                let turn = control!(turn).load(Ordering::Relaxed) + 1;
+                if control!(stuck).load(Ordering::Relaxed) == turn {
+                    return Ask::Busy;
+                }
+                if spins == MAX_SPINS {
+                    control!(stuck).store(turn, Ordering::Relaxed);
+                    return Ask::Busy;
+                }
+                spins += 1;
+            }
         }
         core::hint::spin_loop();
     }
+    add(control!(turn), 1);
     if control!(deferred_used).load(Ordering::Acquire) != 0 {
         free_deferred();
     }
@@ -49,9 +62,9 @@ fn is_finalizing() -> bool {
     address != 0 && unsafe { (address as *const u64).read_volatile() } != 0
 }
 
-/// Enters a freshly allocated block of `size` bytes (as asked for) as a sample.
+/// Enters a freshly allocated block of `size` bytes (as asked for) as a sample, which was picked under `period`.
 #[inline(never)]
-pub fn enter(address: u64, size: u64, domain: u8, thread: u64) {
+pub fn enter(address: u64, size: u64, domain: u8, thread: u64, period: u64) {
     if is_finalizing() {
         return;
     }
@@ -69,16 +82,27 @@ pub fn enter(address: u64, size: u64, domain: u8, thread: u64) {
         }
     }
     if take_out(address).is_some() {
-        count!(missed_frees);
+        bump!(missed_frees);
     }
+    adopt_period();
     let stack = frames::stack_id(thread);
-    put_in(address, size, stack, domain, thread);
+    put_in(
+        address,
+        thread,
+        Sample {
+            id: 0,
+            size,
+            stack,
+            domain,
+            period,
+        },
+    );
     unlock();
 }
 
 /// The block is about to be freed or moved: takes its sample out and says what it was.
 #[inline(never)]
-pub fn leave(address: u64, thread: u64) -> Option<live::Removed> {
+pub fn leave(address: u64, thread: u64) -> Option<Sample> {
     if is_finalizing() {
         return None;
     }
@@ -97,9 +121,9 @@ pub fn leave(address: u64, thread: u64) -> Option<live::Removed> {
 
 /// A realloc failed: the old block is still there.
 #[inline(never)]
-pub fn enter_again(address: u64, was: live::Removed, thread: u64) {
+pub fn enter_again(address: u64, was: Sample, thread: u64) {
     if let Ask::Got = ask(thread) {
-        put_in(address, was.size, was.stack, was.domain, thread);
+        put_in(address, thread, was);
         unlock();
     } else {
         count!(contended);
@@ -107,42 +131,90 @@ pub fn enter_again(address: u64, was: live::Removed, thread: u64) {
     }
 }
 
-fn put_in(address: u64, size: u64, stack: u64, domain: u8, thread: u64) {
-    let id = control!(last_id).load(Ordering::Relaxed) + 1;
-    if !live::insert(id, address, size, stack, thread, domain) {
-        count!(lost_bytes, size);
-        return;
+/// Samples that are looked at for thinning while one is entered: a change of period is through with a table of 500,000
+/// after 16,000 samples, and costs each of them a few microseconds.
+const THINNED_AT_ONCE: u64 = 32;
+
+/// Takes over a longer period that the host has asked for, and thins the present set accordingly, a few entries at a time.
+fn adopt_period() {
+    let b = control!(period_wanted.b).load(Ordering::Acquire);
+    if b > config!(period) {
+        fence(Ordering::Acquire);
+        if control!(period_wanted.a).load(Ordering::Acquire) == b {
+            period().store(b, Ordering::Relaxed);
+            control!(thin_left).store(control!(slab_used).load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
-    // Only now: who reads this id finds its entry in the table, or it has been freed.
-    control!(last_id).store(id, Ordering::Release);
-    count!(samples);
-    let head = Head {
-        len: size_of::<Alloc>() as u32,
-        kind: kind::ALLOC,
-        flags: u16::from(domain),
-    };
-    if !ring::push(Alloc {
-        head,
-        id,
-        address,
-        size,
-        thread,
-        stack,
-    }) {
-        count!(lost_allocs);
+    let left = control!(thin_left).load(Ordering::Relaxed);
+    if left != 0 {
+        let until = left.saturating_sub(THINNED_AT_ONCE);
+        for index in until..left {
+            live::thin(index + 1, config!(period));
+        }
+        control!(thin_left).store(until, Ordering::Relaxed);
     }
 }
 
-fn take_out(address: u64) -> Option<live::Removed> {
-    let removed = live::remove(address)?;
-    count!(frees);
+/// The period that the next distances are drawn with.
+fn period() -> &'static AtomicU64 {
+    word::<{ offset_of!(Control, config.period) }>()
+}
+
+fn put_in(address: u64, thread: u64, mut sample: Sample) {
+    sample.id = control!(last_id).load(Ordering::Relaxed) + 1;
+    // Picked under a shorter period than now: one in so many stays.
+    if !keeps(sample.id, sample.size, sample.period, config!(period)) {
+        control!(last_id).store(sample.id, Ordering::Release);
+        return;
+    }
+    if !live::insert(address, thread, sample) {
+        count!(lost_bytes, sample.size);
+        return;
+    }
+    // Only now: who reads this id finds its entry in the table, or it has been freed.
+    control!(last_id).store(sample.id, Ordering::Release);
+    bump!(samples);
+    let head = Head {
+        len: size_of::<Alloc>() as u32,
+        kind: kind::ALLOC,
+        flags: u16::from(sample.domain),
+    };
+    if !ring::push(Alloc {
+        head,
+        id: sample.id,
+        address,
+        size: sample.size,
+        thread,
+        stack: sample.stack,
+        period: sample.period,
+    }) {
+        bump!(lost_allocs);
+        let weight = 1.0 / probability(sample.size, config!(period));
+        bump!(gap_bytes, whole(sample.size as f64 * weight));
+        bump!(gap_objects, whole(GAP_UNIT as f64 * weight));
+    }
+}
+
+/// The nearest whole number.
+fn whole(x: f64) -> u64 {
+    (x + 0.5) as u64
+}
+
+fn take_out(address: u64) -> Option<Sample> {
+    let mut removed = live::remove(address)?;
+    if !keeps(removed.id, removed.size, removed.period, config!(period)) {
+        // It had not survived the last raise of the period; the thinning was just not through.
+        return None;
+    }
+    removed.period = config!(period);
+    bump!(frees);
     let head = Head {
         len: size_of::<Free>() as u32,
         kind: kind::FREE,
         flags: 0,
     };
     if !ring::push(Free { head, id: removed.id }) {
-        count!(lost_frees);
+        bump!(lost_frees);
     }
     Some(removed)
 }

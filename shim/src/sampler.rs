@@ -30,12 +30,7 @@ pub fn random() -> u64 {
         .wrapping_add(GOLDEN))
 }
 
-/// The finaliser of splitmix64.
-pub const fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
+pub use pyheap_protocol::thin::mix;
 
 /// `ceil(-ln(u) * period)` for a uniform `u` in (0, 1], made of the upper 53 of `bits`.
 pub fn gap(period: u64, bits: u64) -> i64 {

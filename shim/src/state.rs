@@ -5,8 +5,9 @@
 
 use core::cell::UnsafeCell;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use pyheap_protocol::control::{Allocator, BUCKETS, Config, Control, Originals, SLOTS, Slot};
+use pyheap_protocol::table;
 
 /// Zeroed memory in whole pages; a forked child finds it zeroed again.
 #[repr(C, align(4096))]
@@ -67,7 +68,19 @@ macro_rules! layout {
         )
     };
 }
-/// Adds to a counter.
+/// Adds to a counter that only the holder of the lock writes.
+macro_rules! bump {
+    ($field:ident) => {
+        bump!($field, 1)
+    };
+    ($field:ident, $n:expr) => {
+        $crate::state::add(
+            $crate::state::word::<{ core::mem::offset_of!(pyheap_protocol::Control, counters.$field) }>(),
+            $n,
+        )
+    };
+}
+/// Adds to a counter that anybody may write.
 macro_rules! count {
     ($field:ident) => {
         count!($field, 1)
@@ -77,7 +90,13 @@ macro_rules! count {
             .fetch_add($n, core::sync::atomic::Ordering::Relaxed)
     };
 }
-pub(crate) use {config, control, count, layout};
+pub(crate) use {bump, config, control, count, layout};
+
+/// Adds to a word that only one thread writes at a time: no locked instruction.
+#[inline(always)]
+pub fn add(word: &AtomicU64, n: u64) {
+    word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
 
 /// Offset of the config, for asserts.
 const _: () = assert!(offset_of!(Control, config).is_multiple_of(8) && size_of::<Config>().is_multiple_of(8));
@@ -106,8 +125,8 @@ pub struct SlotWords {
     pub countdown: AtomicI64,
     /// See [`Slot::depth`].
     pub depth: AtomicU64,
-    /// See [`Slot::hint`].
-    pub hint: AtomicU64,
+    /// See [`Slot::period`].
+    pub period: AtomicU64,
     reserved: [u64; 4],
 }
 const _: () = assert!(size_of::<SlotWords>() == size_of::<Slot>());
@@ -124,6 +143,21 @@ pub fn slot(index: usize) -> &'static SlotWords {
             .cast::<SlotWords>()
             .byte_add(offset_of!(Control, slots))
             .add(index)
+    }
+}
+
+/// The filter's cell for an address.
+#[inline(always)]
+pub fn cell(address: u64) -> &'static AtomicU8 {
+    // SAFETY: `table::cell` is below `CELLS`; accessed as atomics only.
+    unsafe {
+        AtomicU8::from_ptr(
+            CONTROL
+                .0
+                .get()
+                .cast::<u8>()
+                .byte_add(offset_of!(Control, filter) + table::cell(address)),
+        )
     }
 }
 

@@ -33,3 +33,12 @@ pub fn thread() -> u64 {
     unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly, pure)) };
     pointer
 }
+
+/// The stack pointer, somewhere within the calling function's frame.
+#[inline(always)]
+pub fn stack_pointer() -> u64 {
+    let pointer: u64;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+    pointer
+}

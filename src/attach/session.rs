@@ -51,6 +51,19 @@ pub struct Options {
     pub sizes: Sizes,
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            period: DEFAULT_PERIOD,
+            domains: 7,
+            sizes: Sizes::default(),
+        }
+    }
+}
+
+/// The period that a recording begins with, in bytes.
+pub const DEFAULT_PERIOD: u64 = 128 << 10;
+
 /// Why attaching failed. The target runs on; what is left in it, if anything, is inert and said.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -282,6 +295,7 @@ impl Session {
                 m if m == Mode::Raw as u32 => Mode::Raw,
                 m if m == Mode::Pymalloc as u32 => Mode::Pymalloc,
                 m if m == Mode::Generic as u32 => Mode::Generic,
+                m if m == Mode::Flat as u32 => Mode::Flat,
                 _ => Mode::Off,
             };
         }
@@ -607,13 +621,15 @@ fn revive(memory: &ProcessMemory, identity: &Identity) -> Result<(), MemoryError
     let Ok(header) = ShimHeader::read_from_bytes(&bytes) else {
         return Ok(());
     };
-    let [raw, small_mem, small_obj, generic_mem, generic_obj] = header.wrappers;
+    let [raw, small_mem, small_obj, generic_mem, generic_obj, flat_mem, flat_obj] = header.wrappers;
     let families = [
         (0, Mode::Raw, raw),
         (1, Mode::Pymalloc, small_mem),
         (2, Mode::Pymalloc, small_obj),
         (1, Mode::Generic, generic_mem),
         (2, Mode::Generic, generic_obj),
+        (1, Mode::Flat, flat_mem),
+        (2, Mode::Flat, flat_obj),
     ];
     let mut installed = false;
     for (domain, mode, wrappers) in families {
@@ -871,10 +887,11 @@ fn allocator_structs(memory: &ProcessMemory, interpreter: &Interpreter, header: 
     if let Some(known) = interpreter.symbols.allocators {
         return known.map(|address| address.0);
     }
-    let [raw, small_mem, small_obj, generic_mem, generic_obj] = header.wrappers;
+    let [raw, small_mem, small_obj, generic_mem, generic_obj, flat_mem, flat_obj] = header.wrappers;
     let wanted = [(domain::RAW, raw), (domain::MEM, small_mem), (domain::OBJ, small_obj)]
         .into_iter()
-        .chain([(domain::MEM, generic_mem), (domain::OBJ, generic_obj)]);
+        .chain([(domain::MEM, generic_mem), (domain::OBJ, generic_obj)])
+        .chain([(domain::MEM, flat_mem), (domain::OBJ, flat_obj)]);
     let mut found = [0; 3];
     for range in &interpreter.writable {
         let len = range.end.saturating_sub(range.start).min(MAX_DATA_BYTES);

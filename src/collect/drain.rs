@@ -13,9 +13,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Pause between two looks at the ring. At 10 ms the reading costs a fifth of a percent of a core at 5,000 samples a
-/// second, and the ring holds far more than comes in that time.
+/// Pause between two looks at the ring: most of what pyheap costs is waking up for them.
 pub const PAUSE: Duration = Duration::from_millis(10);
+/// The same while little comes.
+const CALM_PAUSE: Duration = Duration::from_millis(20);
+/// Little: this share of the ring.
+const CALM_SHARE: u64 = 64;
 /// The table is copied this often at most: it can be tens of MiB, and when the ring overflows it does so all the time.
 const RECONCILE: Duration = Duration::from_millis(200);
 /// The ring is looked at again at once when this share of it was full.
@@ -30,6 +33,13 @@ pub enum Chunk {
         at: Duration,
         /// Whole records.
         bytes: Vec<u8>,
+    },
+    /// From now on samples stand for more: the period is longer.
+    Period {
+        /// Since the start of the recording.
+        at: Duration,
+        /// In bytes.
+        period: u64,
     },
     /// The live samples, because events were lost.
     Table {
@@ -101,30 +111,32 @@ impl Drain {
 
     /// Drains until `stop` is set, then once more to the end.
     pub fn run(mut self, out: &Sender<Chunk>, stop: &AtomicBool) -> Ended {
+        let mut pause = PAUSE;
         loop {
             let stopping = stop.load(Ordering::Acquire);
             // A resolver that is behind leaves the rest in the ring: that is what the ring is for.
             let full = out.is_full() && !stopping;
             if !full {
                 match self.round(out, stopping) {
-                    Ok(true) if !stopping => continue,
-                    Ok(_) => {}
+                    Ok(bytes) if bytes > self.ring_len / BUSY_SHARE && !stopping => continue,
+                    Ok(bytes) if bytes > self.ring_len / CALM_SHARE => pause = PAUSE,
+                    Ok(_) => pause = CALM_PAUSE,
                     Err(ended) => return ended,
                 }
             }
             if stopping {
                 return Ended::Asked;
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(pause);
         }
     }
 
-    /// One look. True if there was so much that it is worth looking again at once.
-    fn round(&mut self, out: &Sender<Chunk>, last: bool) -> Result<bool, Ended> {
+    /// One look: how many bytes there were.
+    fn round(&mut self, out: &Sender<Chunk>, last: bool) -> Result<u64, Ended> {
         let at = self.started.elapsed();
         let head = self.memory.read_u64(self.head).map_err(Ended::Gone)?;
         let bytes = self.take(head)?;
-        let busy = bytes.len() as u64 > self.ring_len / BUSY_SHARE;
+        let found = bytes.len() as u64;
         send(out, Chunk::Records { at, bytes })?;
         let counters = self.read_counters().map_err(Ended::Gone)?;
         let lost = |c: &Counters| (c.lost_allocs, c.lost_frees, c.dropped_frees);
@@ -134,7 +146,7 @@ impl Drain {
             self.reconciled = Some(Instant::now());
             self.reconcile(out)?;
         }
-        Ok(busy)
+        Ok(found)
     }
 
     /// What the shim has counted.

@@ -5,11 +5,15 @@
 //! traces and events and keeps the model of what is live; the writer thread in [`recorder`] puts them into files.
 
 pub mod drain;
+pub mod files;
 pub mod live;
 pub mod names;
+pub mod period;
 pub mod recorder;
 pub mod resolve;
 pub mod tree;
 
+pub use files::Files;
 pub use live::Live;
+pub use period::Limits;
 pub use recorder::{Outcome, Recorder, Stop};

@@ -1,24 +1,29 @@
 //! A recording: the threads, the clock, the reasons to stop.
 
-use super::drain::{self, Drain};
+use super::drain::{self, Chunk, Drain};
+use super::files::Files;
 use super::live::Live;
 use super::names::Names;
+use super::period::{Limits, Seen, Watch};
 use super::resolve::{Event, Resolver, lock};
 use super::tree::NamedFrame;
 use crate::attach::interpreter::Phase;
 use crate::attach::process::MemoryUse;
 use crate::attach::session::{self, Session};
 use crate::profile::facts::{EndReason, Losses, MemorySample};
-use crate::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
+use crate::profile::names::ProfileNames;
+use crate::profile::writer::{Frame, WriteError};
+use crate::report::human::exact_bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use pyheap_injector::RemoteMemory;
 use pyheap_protocol::RemoteAddr;
-use pyheap_protocol::control::{Control, Counters, Identity};
+use pyheap_protocol::control::{Control, Counters, Doubled, GAP_UNIT, Identity};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
 
 /// Chunks that may wait for the resolver, and batches for the writer.
 const QUEUE: usize = 256;
@@ -85,6 +90,8 @@ pub struct Outcome {
     pub write_error: Option<WriteError>,
     /// The shim's counters at the end.
     pub counters: Counters,
+    /// The last profile that was written, if any was.
+    pub names: Option<ProfileNames>,
 }
 
 /// A running recording.
@@ -97,8 +104,12 @@ pub struct Recorder {
     failed: Arc<Mutex<Option<String>>>,
     drain: Option<JoinHandle<drain::Ended>>,
     resolver: Option<JoinHandle<bool>>,
-    writer: Option<JoinHandle<(u64, Option<WriteError>)>>,
+    writer: Option<JoinHandle<Written>>,
     to_writer: Option<Sender<Write>>,
+    to_resolver: Option<Sender<Chunk>>,
+    watch: Watch,
+    period: u64,
+    notes: Vec<String>,
     last_counters: Counters,
     written_losses: Losses,
     heartbeat: u64,
@@ -111,11 +122,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts draining `session`, into `files` if there are any.
+    /// Starts draining `session`, into `files` if there are any, within `limits`.
     ///
     /// # Errors
     /// When a thread cannot be started.
-    pub fn start(session: &Session, files: Option<ProfileWriter>, started: Instant) -> std::io::Result<Self> {
+    pub fn start(session: &Session, files: Option<Files>, limits: Limits, started: Instant) -> std::io::Result<Self> {
         let live = Arc::new(Mutex::new(Live::new(session.period())));
         let stop = Arc::new(AtomicBool::new(false));
         let failed = Arc::new(Mutex::new(None));
@@ -123,9 +134,10 @@ impl Recorder {
         let (to_writer, messages) = bounded::<Write>(QUEUE);
         let drain = Drain::new(session, started);
         let names = Names::new(session.target.interpreter.layout, session.memory());
-        let resolver = Resolver::new(names, Arc::clone(&live));
+        let resolver = Resolver::new(names, Arc::clone(&live), limits.domains);
         let drain = {
             let stop = Arc::clone(&stop);
+            let to_resolver = to_resolver.clone();
             std::thread::Builder::new()
                 .name("drain".into())
                 .spawn(move || drain.run(&to_resolver, &stop))?
@@ -152,6 +164,10 @@ impl Recorder {
             resolver: Some(resolver),
             writer: Some(writer),
             to_writer: Some(to_writer),
+            to_resolver: Some(to_resolver),
+            watch: Watch::new(limits),
+            period: session.period(),
+            notes: Vec::new(),
             last_counters: Counters::default(),
             written_losses: Losses::default(),
             heartbeat: 0,
@@ -204,6 +220,7 @@ impl Recorder {
         let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
         self.note_memory(session);
         self.note_losses(session);
+        self.watch_cost(session);
         let gate = session.control(offset_of!(Control, gate));
         if memory.read_u64(gate).is_ok_and(|gate| gate == 0) {
             // The ring had been full for so long that the shim took us for gone. We are not: go on. What was allocated
@@ -233,6 +250,60 @@ impl Recorder {
             self.stood_still += pause;
         }
         self.last_second = now;
+    }
+
+    /// Looks whether the table of live samples fills. Cheap; call it often.
+    pub fn watch_room(&mut self, session: &Session) {
+        let Ok(used) = session.memory().read_u64(session.control(offset_of!(Control, live))) else {
+            return;
+        };
+        let longer = {
+            let live = lock(&self.live);
+            // A change that the resolver has not come to yet is under way.
+            if live.period() != self.period {
+                return;
+            }
+            self.watch.by_room(used, &live)
+        };
+        self.raise(session, longer);
+    }
+
+    fn watch_cost(&mut self, session: &Session) {
+        let Some(cpu) = cpu_time(session.target.facts.id.pid) else {
+            return;
+        };
+        let now = Seen {
+            at: self.elapsed(),
+            samples: self.last_counters.samples,
+            cpu,
+        };
+        let longer = self.watch.by_cost(now, self.period);
+        self.raise(session, longer);
+    }
+
+    /// Goes over to a longer period: first tells the resolver, then the shim, so that no sample of the new period comes
+    /// before the resolver knows of it.
+    fn raise(&mut self, session: &Session, longer: Option<(u64, String)>) {
+        let Some((period, why)) = longer else { return };
+        let at = self.elapsed();
+        let told = self
+            .to_resolver
+            .as_ref()
+            .is_some_and(|resolver| resolver.send(Chunk::Period { at, period }).is_ok());
+        if !told {
+            return;
+        }
+        self.period = period;
+        let wanted = Doubled { a: period, b: period };
+        let at = session.control(offset_of!(Control, period_wanted));
+        let _ = session.memory().write(at, wanted.as_bytes());
+        let period = exact_bytes(period);
+        self.notes.push(format!("from now on one sample in {period}: {why}"));
+    }
+
+    /// What is to be told to the user since the last call.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
     }
 
     fn note_memory(&self, session: &Session) {
@@ -275,25 +346,42 @@ impl Recorder {
     pub fn finish(mut self, session: &Session, reason: &EndReason) -> Outcome {
         self.note_memory(session);
         self.stop.store(true, Ordering::Release);
+        self.to_resolver = None;
         let _ = self.drain.take().map(JoinHandle::join);
         let _ = self.resolver.take().map(JoinHandle::join);
         self.note_losses(session);
         let elapsed = self.elapsed();
         self.tell(Write::End(elapsed, reason.clone()));
         self.to_writer = None;
-        let (events, write_error) = self.writer.take().and_then(|w| w.join().ok()).unwrap_or_default();
+        let written = self.writer.take().and_then(|w| w.join().ok()).unwrap_or_default();
         Outcome {
             elapsed,
-            events,
-            write_error,
+            events: written.events,
+            write_error: written.error,
             counters: self.last_counters,
+            names: written.names,
         }
     }
+}
+
+/// CPU time that a process has used.
+fn cpu_time(pid: i32) -> Option<Duration> {
+    let stat = procfs::process::Process::new(pid)
+        .and_then(|process| process.stat())
+        .ok()?;
+    let ticks = stat.utime.saturating_add(stat.stime);
+    Some(Duration::from_secs_f64(
+        ticks as f64 / procfs::ticks_per_second() as f64,
+    ))
 }
 
 /// The losses worth telling, by name; `docs/format.md` lists them.
 #[must_use]
 pub fn losses(counters: &Counters, live: &Live) -> Losses {
+    // What the lost records stood for, without those that were found in the table afterwards and are in the files now.
+    let (late_bytes, late_objects) = live.found_late;
+    let in_gaps = |counted: f64, late: f64| (counted - late).max(0.0).round() as u64;
+    let gap_objects = counters.gap_objects as f64 / GAP_UNIT as f64;
     let named = [
         ("events_lost_ring_full", counters.lost_allocs + counters.lost_frees),
         ("stacks_lost_ring_full", counters.lost_stacks),
@@ -303,6 +391,11 @@ pub fn losses(counters: &Counters, live: &Live) -> Losses {
         ("samples_not_proven", counters.unproven),
         ("frees_missed", counters.missed_frees + counters.dropped_frees),
         ("bytes_in_lost_samples", counters.lost_bytes),
+        (
+            "bytes_allocated_in_gaps",
+            in_gaps(counters.gap_bytes as f64, late_bytes),
+        ),
+        ("objects_allocated_in_gaps", in_gaps(gap_objects, late_objects)),
         ("frames_not_named", live.unresolved),
         ("stacks_not_kept", live.not_kept),
         ("times_switched_off_ring_full", counters.suspensions),
@@ -316,12 +409,26 @@ pub fn losses(counters: &Counters, live: &Live) -> Losses {
     )
 }
 
+/// What the writer thread has done.
+#[derive(Default)]
+struct Written {
+    events: u64,
+    error: Option<WriteError>,
+    names: Option<ProfileNames>,
+}
+
+impl Written {
+    fn new(files: Option<&Files>, error: Option<WriteError>) -> Self {
+        Self {
+            events: files.map_or(0, Files::event_count),
+            error,
+            names: files.map(|files| files.names().clone()),
+        }
+    }
+}
+
 /// The writer thread: puts what comes into the files, and brings those up to date twice a second.
-fn write(
-    mut files: Option<ProfileWriter>,
-    messages: &Receiver<Write>,
-    failed: &Mutex<Option<String>>,
-) -> (u64, Option<WriteError>) {
+fn write(mut files: Option<Files>, messages: &Receiver<Write>, failed: &Mutex<Option<String>>) -> Written {
     let mut error = None;
     let mut next_flush = Instant::now() + FLUSH;
     loop {
@@ -330,7 +437,7 @@ fn write(
         let Some(open) = files.as_mut().filter(|_| error.is_none()) else {
             // Nothing to write to: take the messages all the same, so that nobody waits.
             if ended {
-                return (files.map_or(0, |files| files.event_count()), error);
+                return Written::new(files.as_ref(), error);
             }
             next_flush = Instant::now() + FLUSH;
             continue;
@@ -348,7 +455,7 @@ fn write(
             error = Some(problem);
         }
         if ended {
-            return (open.event_count(), error);
+            return Written::new(files.as_ref(), error);
         }
     }
 }
@@ -360,7 +467,7 @@ fn describe(error: &WriteError) -> String {
         .map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
-fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
+fn put(files: &mut Files, message: Write) -> Result<(), WriteError> {
     match message {
         Write::Events(events) => {
             for event in events {
@@ -375,9 +482,10 @@ fn put(files: &mut ProfileWriter, message: Write) -> Result<(), WriteError> {
                         size,
                         domain,
                     } => {
-                        files.alloc(at, trace, size, AllocDetail { domain, thread: 0 });
+                        files.alloc(at, trace, size, domain);
                     }
                     Event::Stack { stack, domain, trace } => files.stack(stack, domain, trace),
+                    Event::Period { at, period } => files.next(at, period)?,
                     Event::Free { at, trace, size } => files.free(at, trace, size),
                 }
             }

@@ -1,7 +1,7 @@
 //! Records become traces and events.
 
 use super::drain::Chunk;
-use super::live::{Estimate, Live, Trace};
+use super::live::{Estimate, Live, Sample, Trace};
 use super::names::Names;
 use super::tree::{NamedFrame, StackNode};
 use crossbeam_channel::Receiver;
@@ -17,6 +17,14 @@ use zerocopy::FromBytes;
 pub enum Event {
     /// A trace seen for the first time, innermost frame first: its index is one more than that of the trace before.
     Trace(Vec<NamedFrame>),
+    /// The files so far are complete: what follows belongs to a new profile with another period, beginning with the traces
+    /// and allocations of what is alive.
+    Period {
+        /// Since the start.
+        at: Duration,
+        /// In bytes.
+        period: u64,
+    },
     /// An allocation was sampled.
     Alloc {
         /// Since the start.
@@ -58,6 +66,8 @@ pub struct Resolver {
     by_id: HashMap<(u64, u8), u32>,
     /// Ids that the next records enter although they were freed already: the record of the free was lost.
     dead: HashSet<u64>,
+    /// Bit per allocator domain that is wanted.
+    domains: u8,
 }
 
 /// Locks the model; a thread that panicked while it held the lock leaves numbers, not broken pointers.
@@ -66,15 +76,16 @@ pub fn lock(live: &Mutex<Live>) -> MutexGuard<'_, Live> {
 }
 
 impl Resolver {
-    /// Resolves into `live`.
+    /// Resolves into `live` what is of the wanted `domains` (a bit each).
     #[must_use]
-    pub fn new(names: Names, live: Arc<Mutex<Live>>) -> Self {
+    pub fn new(names: Names, live: Arc<Mutex<Live>>, domains: u8) -> Self {
         Self {
             names,
             live,
             traces: HashMap::new(),
             by_id: HashMap::new(),
             dead: HashSet::new(),
+            domains,
         }
     }
 
@@ -106,13 +117,20 @@ impl Resolver {
                     let dead = |id: &u64| *id <= last_id && !present.contains(id) && !going.contains(id);
                     self.dead = coming.iter().copied().filter(dead).collect();
                     for entry in live.iter().filter(|entry| !coming.contains(&entry.id)) {
-                        if !model.contains(entry.id) {
-                            let domain = entry.domain as u8;
+                        let domain = (entry.domain & 3) as u8;
+                        if !model.contains(entry.id)
+                            && self.wants(domain)
+                            && model.keeps(entry.id, entry.size, entry.period)
+                        {
                             let trace = self.trace(&mut model, entry.stack, domain, &mut events);
-                            alloc(&mut model, at, entry.id, trace, entry.size, domain, &mut events);
+                            let (size, period) = (entry.size, entry.period);
+                            let sample = Sample { trace, size, period };
+                            model.note_late(size);
+                            alloc(&mut model, at, entry.id, sample, domain, &mut events);
                         }
                     }
                 }
+                Chunk::Period { at, period } => self.raise(at, period, &mut events),
             }
             {
                 let mut live = lock(&self.live);
@@ -137,12 +155,17 @@ impl Resolver {
                 kind::STACK => self.names.stack(record),
                 kind::FORGET if self.names.forget(head.flags) => self.by_id.clear(),
                 kind::ALLOC => {
-                    if let Ok(found) = record::Alloc::read_from_bytes(record)
-                        && !self.dead.contains(&found.id)
-                    {
+                    if let Ok(found) = record::Alloc::read_from_bytes(record) {
                         let domain = (found.head.flags & 3) as u8;
-                        let trace = self.trace(&mut model, found.stack, domain, events);
-                        alloc(&mut model, at, found.id, trace, found.size, domain, events);
+                        if !self.dead.contains(&found.id)
+                            && self.wants(domain)
+                            && model.keeps(found.id, found.size, found.period)
+                        {
+                            let trace = self.trace(&mut model, found.stack, domain, events);
+                            let (size, period) = (found.size, found.period);
+                            let sample = Sample { trace, size, period };
+                            alloc(&mut model, at, found.id, sample, domain, events);
+                        }
                     }
                 }
                 kind::FREE => {
@@ -155,6 +178,41 @@ impl Resolver {
         }
         self.dead.clear();
         rest.is_empty()
+    }
+
+    fn wants(&self, domain: u8) -> bool {
+        self.domains >> domain & 1 != 0
+    }
+
+    /// Goes over to a longer period: says again what is alive, as the beginning of a new profile.
+    fn raise(&mut self, at: Duration, period: u64, events: &mut Vec<Event>) {
+        let shared = Arc::clone(&self.live);
+        let mut model = lock(&shared);
+        let renumbered = model.raise(period);
+        self.by_id.clear();
+        self.traces.retain(|_, index| {
+            let now = (*index as usize).checked_sub(1).and_then(|old| renumbered.get(old));
+            *index = now.copied().unwrap_or(0);
+            *index != 0
+        });
+        events.push(Event::Period { at, period });
+        let mut known: Vec<_> = self.traces.iter().map(|(&(node, _), &index)| (index, node)).collect();
+        known.sort_unstable_by_key(|&(index, _)| index);
+        for (_, node) in known {
+            events.push(Event::Trace(self.names.tree.frames(node).cloned().collect()));
+        }
+        for (_, Sample { trace, size, .. }) in model.by_age() {
+            let site = (trace as usize)
+                .checked_sub(1)
+                .and_then(|place| model.traces.get(place));
+            let domain = site.map_or(0, |site| site.domain);
+            events.push(Event::Alloc {
+                at,
+                trace,
+                size,
+                domain,
+            });
+        }
     }
 
     fn trace(&mut self, model: &mut Live, stack: u64, domain: u8, events: &mut Vec<Event>) -> u32 {
@@ -191,12 +249,12 @@ impl Resolver {
     }
 }
 
-fn alloc(model: &mut Live, at: Duration, id: u64, trace: u32, size: u64, domain: u8, events: &mut Vec<Event>) {
-    if model.add(id, trace, size) {
+fn alloc(model: &mut Live, at: Duration, id: u64, sample: Sample, domain: u8, events: &mut Vec<Event>) {
+    if model.add(id, sample) {
         events.push(Event::Alloc {
             at,
-            trace,
-            size,
+            trace: sample.trace,
+            size: sample.size,
             domain,
         });
     }

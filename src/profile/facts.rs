@@ -94,6 +94,11 @@ pub enum EndReason {
     },
     /// The target replaced itself by another program (`execve`).
     TargetReplaced,
+    /// The recording goes on in other files, with another period.
+    Continued {
+        /// Their filebase, without directory.
+        next: String,
+    },
     /// The recording could not go on.
     Failed {
         /// The error and its causes.
@@ -117,6 +122,9 @@ pub struct End {
     /// The error that ended the recording.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Filebase of the files in which the recording goes on, in the same directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
 }
 
 impl End {
@@ -128,6 +136,7 @@ impl End {
             code: None,
             signal: None,
             error: None,
+            next: None,
         };
         end.reason = match reason {
             EndReason::Stopped => "stopped",
@@ -141,6 +150,10 @@ impl End {
                 "target-killed"
             }
             EndReason::TargetReplaced => "target-replaced",
+            EndReason::Continued { next } => {
+                end.next = Some(next.clone());
+                "continued"
+            }
             EndReason::Failed { error } => {
                 end.error = Some(error.clone());
                 "failed"
@@ -159,6 +172,10 @@ impl End {
             ("target-exited", ..) => "the target exited".to_owned(),
             ("target-killed", _, Some(signal), _) => format!("signal {signal} ended the target"),
             ("target-replaced", ..) => "the target replaced itself by another program".to_owned(),
+            ("continued", ..) => match &self.next {
+                Some(next) => format!("it goes on in {next}, with a longer period"),
+                None => "it goes on in other files".to_owned(),
+            },
             ("failed", _, _, Some(error)) => format!("the recording failed: {error}"),
             (other, ..) => other.to_owned(),
         }

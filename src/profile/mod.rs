@@ -11,6 +11,7 @@ pub mod format;
 pub mod hpc;
 pub mod hpd;
 pub mod hpm;
+pub mod interval;
 pub mod live;
 pub mod model;
 pub mod names;

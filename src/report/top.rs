@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::TraceUsage;
 use super::human::{bytes, clean, count, share};
+use crate::profile::interval::{self, Interval, MANY};
 use crate::profile::model::{Live, StackFrame};
 
 /// What makes two traces one row.
@@ -28,8 +29,12 @@ pub enum GroupBy {
 pub struct TopRow {
     /// Live bytes.
     pub live_bytes: f64,
-    /// Margin of `live_bytes`.
+    /// Margin of `live_bytes`, by the normal approximation.
     pub live_bytes_margin: f64,
+    /// Lower limit of the 95 % interval of `live_bytes`, exact where there are few samples.
+    pub live_bytes_low: f64,
+    /// Its upper limit.
+    pub live_bytes_high: f64,
     /// Part of all live bytes, 0 to 1.
     pub share: f64,
     /// Live objects.
@@ -97,7 +102,11 @@ impl Site {
 
 /// Groups traces. A trace counts for the frame that allocated, or if `cumulative` for every frame of its stack, once
 /// each. Rows whose estimate is below half a byte are left out.
-pub fn top(traces: &[TraceUsage<'_>], by: GroupBy, cumulative: bool) -> Vec<TopRow> {
+///
+/// Without a `period` (in bytes; a profile of the original heapprof does not tell) all intervals are by the normal
+/// approximation.
+pub fn top(traces: &[TraceUsage<'_>], by: GroupBy, cumulative: bool, period: Option<u64>) -> Vec<TopRow> {
+    let mut intervals = interval::Cache::default();
     let mut groups: HashMap<Site, Live> = HashMap::new();
     let mut total = 0.0;
     for trace in traces {
@@ -120,24 +129,52 @@ pub fn top(traces: &[TraceUsage<'_>], by: GroupBy, cumulative: bool) -> Vec<TopR
             groups.entry(Site::new(innermost, by)).or_default().add(&trace.live);
         }
     }
-    let row = |(site, live): (Site, Live)| TopRow {
-        live_bytes: live.bytes,
-        live_bytes_margin: live.bytes_margin(),
-        share: if total > 0.0 { live.bytes / total } else { 0.0 },
-        live_objects: live.objects,
-        live_objects_margin: live.objects_margin(),
-        allocated_bytes: live.alloc_bytes,
-        allocated_objects: live.alloc_objects,
-        samples: live.sampled,
-        site,
+    let mut row = |(site, live): (Site, Live)| {
+        let Interval { low, high } = limits(&mut intervals, &live, period);
+        TopRow {
+            live_bytes: live.bytes,
+            live_bytes_margin: live.bytes_margin(),
+            live_bytes_low: low,
+            live_bytes_high: high,
+            share: if total > 0.0 { live.bytes / total } else { 0.0 },
+            live_objects: live.objects,
+            live_objects_margin: live.objects_margin(),
+            allocated_bytes: live.alloc_bytes,
+            allocated_objects: live.alloc_objects,
+            samples: live.sampled,
+            site,
+        }
     };
     let mut rows: Vec<_> = groups
         .into_iter()
         .filter(|(_, live)| live.bytes >= 0.5)
-        .map(row)
+        .map(&mut row)
         .collect();
     rows.sort_by(|a, b| b.live_bytes.total_cmp(&a.live_bytes).then_with(|| a.site.cmp(&b.site)));
     rows
+}
+
+/// The 95 % interval of live bytes.
+fn limits(cache: &mut interval::Cache, live: &Live, period: Option<u64>) -> Interval {
+    match period {
+        Some(period) => cache.of_bytes(live.bytes, live.bytes_variance, live.sampled, period),
+        None => Interval {
+            low: (live.bytes - live.bytes_margin()).max(0.0),
+            high: live.bytes + live.bytes_margin(),
+        },
+    }
+}
+
+/// An interval as people read it: `± 3.1 MiB` where it is even, else its two limits.
+pub fn interval_text(value: f64, margin: f64, low: f64, high: f64, samples: u64) -> String {
+    if samples >= MANY || high <= value {
+        return format!("± {}", bytes(margin));
+    }
+    let (low, high) = (bytes(low), bytes(high));
+    match (low.split_once(' '), high.split_once(' ')) {
+        (Some((number, unit)), Some((_, other))) if unit == other => format!("{number} – {high}"),
+        _ => format!("{low} – {high}"),
+    }
 }
 
 /// The table of the first `limit` rows, with a last line on those that are left out. `total` is all that is alive.
@@ -148,21 +185,27 @@ pub fn render(rows: &[TopRow], limit: usize, total: &Live, cumulative: bool) -> 
     }
     let _ = writeln!(
         text,
-        "{:>10} {:>10} {:>6} {:>11}  SITE",
-        "LIVE", "± 95 %", "SHARE", "OBJECTS"
+        "{:>10} {:>21} {:>6} {:>11}  SITE",
+        "LIVE", "95 % INTERVAL", "SHARE", "OBJECTS"
     );
     for row in rows.iter().take(limit) {
         let _ = writeln!(
             text,
-            "{:>10} {:>10} {:>6} {:>11}  {}",
+            "{:>10} {:>21} {:>6} {:>11}  {}",
             bytes(row.live_bytes),
-            bytes(row.live_bytes_margin),
+            interval_text(
+                row.live_bytes,
+                row.live_bytes_margin,
+                row.live_bytes_low,
+                row.live_bytes_high,
+                row.samples,
+            ),
             share(row.live_bytes, total.bytes),
             count(row.live_objects),
             row.site.text(),
         );
         for caller in row.site.stack.iter().rev().skip(1) {
-            let _ = writeln!(text, "{:42}< {}", "", caller.text());
+            let _ = writeln!(text, "{:53}< {}", "", caller.text());
         }
     }
     if rows.len() > limit {
@@ -214,7 +257,7 @@ mod tests {
     }
 
     fn short(by: GroupBy, cumulative: bool) -> Vec<(String, f64)> {
-        top(&sample(), by, cumulative)
+        top(&sample(), by, cumulative, Some(1000))
             .iter()
             .map(|row| (row.site.text(), row.live_bytes))
             .collect()
@@ -253,14 +296,14 @@ mod tests {
     fn the_table_is_aligned_and_says_what_it_leaves_out() {
         let mut total = Live::default();
         sample().iter().for_each(|trace| total.add(&trace.live));
-        let rows = top(&sample(), GroupBy::Trace, false);
+        let rows = top(&sample(), GroupBy::Trace, false, Some(1000));
         assert_eq!(
             render(&rows, 2, &total, false),
-            "      LIVE     ± 95 %  SHARE     OBJECTS  SITE
-   2.0 KiB    3.8 KiB  66.7%           1  a.py:9 g
-                                          < app.py:1 main
-     400 B      784 B  13.3%           1  a.py:6 f
-                                          < app.py:2 main
+            "      LIVE         95 % INTERVAL  SHARE     OBJECTS  SITE
+   2.0 KiB        51 B – 8.5 KiB  66.7%           1  a.py:9 g
+                                                     < app.py:1 main
+     400 B        10 B – 4.1 KiB  13.3%           1  a.py:6 f
+                                                     < app.py:2 main
 2 more with 600 B
 "
         );

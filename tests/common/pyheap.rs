@@ -69,6 +69,10 @@ pub fn record(pid: i32, base: &str, more: &[&str]) -> Running {
     if !more.contains(&"--duration") {
         args.extend(["--duration", "10m"]);
     }
+    // By default the period adapts to the load, and this machine's load is anything.
+    if !more.contains(&"--period") {
+        args.extend(["--period", "128KiB"]);
+    }
     args.extend(more);
     let mut running = start(args);
     running.wait_until_recording(&pid);

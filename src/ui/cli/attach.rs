@@ -6,11 +6,12 @@ use super::record::{cure_family, detach, stop_signals};
 use crate::attach::Session;
 use crate::attach::family::Family;
 use crate::attach::process::MemoryUse;
-use crate::attach::session::Options;
 use crate::collect::live::{Estimate, Live};
 use crate::collect::resolve::lock;
 use crate::collect::{Recorder, Stop};
+use crate::profile::interval::of_bytes;
 use crate::report::human::{self, Human};
+use crate::report::top::interval_text;
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units;
 use std::collections::HashMap;
@@ -38,9 +39,9 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::parse_duration)]
     pub interval: Duration,
 
-    /// Mean distance of samples, in bytes of allocation.
-    #[arg(long, value_name = "BYTES", default_value = "128KiB", value_parser = super::record::parse_period)]
-    pub period: u64,
+    /// What is sampled.
+    #[command(flatten)]
+    pub sampling: super::sampling::Args,
 
     /// Quit after this time.
     #[arg(long, short, value_name = "TIME", value_parser = units::parse_duration)]
@@ -54,14 +55,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let stop = stop_signals()?;
     let target = choose::target(args.process)?;
-    let options = Options {
-        period: args.period,
-        domains: 7,
-        sizes: pyheap_injector::region::Sizes::default(),
-    };
-    let session = Session::attach(target, options).map_err(Failure::from)?;
+    let session = Session::attach(target, args.sampling.options()).map_err(Failure::from)?;
     let pid = session.target.facts.id.pid;
-    let mut recorder = match Recorder::start(&session, None, Instant::now()) {
+    let mut recorder = match Recorder::start(&session, None, args.sampling.limits(), Instant::now()) {
         Ok(recorder) => recorder,
         Err(error) => {
             let _ = session.detach();
@@ -80,6 +76,8 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         if let Some(stop) = recorder.must_stop(&session) {
             break Some(stop);
         }
+        recorder.watch_room(&session);
+        recorder.take_notes().iter().for_each(|text| note(text));
         let elapsed = recorder.elapsed();
         if elapsed >= next_second {
             next_second += Duration::from_secs(1);
@@ -151,20 +149,32 @@ fn view(session: &Session, recorder: &Recorder, rss_first: u64) -> String {
     );
     let _ = writeln!(
         text,
-        "{:>10} {:>10} {:>7} {:>10}  SITE",
-        "LIVE", "±", "SHARE", "OBJECTS"
+        "{:>10} {:>21} {:>7} {:>10}  SITE",
+        "LIVE", "95 % INTERVAL", "SHARE", "OBJECTS"
     );
     for (site, estimate) in sites(&live).into_iter().take(ROWS) {
         let _ = writeln!(
             text,
-            "{:>10} {:>10} {:>7} {:>10}  {site}",
+            "{:>10} {:>21} {:>7} {:>10}  {site}",
             human::bytes(estimate.bytes),
-            human::bytes(estimate.error95()),
+            interval(&estimate, live.period()),
             human::share(estimate.bytes, live.total.bytes),
             human::count(estimate.objects),
         );
     }
     text
+}
+
+/// The 95 % interval of an estimate.
+fn interval(estimate: &Estimate, period: u64) -> String {
+    let limits = of_bytes(estimate.bytes, estimate.variance, estimate.samples, period);
+    interval_text(
+        estimate.bytes,
+        estimate.error95(),
+        limits.low,
+        limits.high,
+        estimate.samples,
+    )
 }
 
 /// Live memory by allocating line, largest first.

@@ -98,7 +98,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         pid: None,
         duration: Some(args.duration),
         output: base.clone(),
-        period: 128 << 10,
+        sampling: super::sampling::Args::default(),
         suffix: Default::default(),
         verbose: true,
         temporary: args.keep.is_none(),

@@ -17,6 +17,7 @@ pub mod info;
 pub mod info_run;
 pub mod plot;
 pub mod record;
+pub mod sampling;
 pub mod select;
 pub mod top;
 pub mod whence;

@@ -5,12 +5,10 @@ use super::choose::{self, Started};
 use super::failure::{Failure, chain, code};
 use crate::attach::family::{self, Family};
 use crate::attach::interpreter::Interpreter;
-use crate::attach::session::Options;
 use crate::attach::{AttachError, Session, Target};
-use crate::collect::{Outcome, Recorder, Stop};
+use crate::collect::{Files, Outcome, Recorder, Stop};
 use crate::profile::facts::{EndReason, Facts};
 use crate::profile::names::{Part, ProfileNames, SuffixStyle};
-use crate::profile::writer::ProfileWriter;
 use crate::report::human::{self, Human};
 use crate::ui::output::note;
 use crate::ui::units;
@@ -23,10 +21,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// How often we look whether it is time to stop.
-const LOOK: Duration = Duration::from_millis(10);
+const LOOK: Duration = Duration::from_millis(25);
 /// How often we look for new children.
 const CHILDREN: Duration = Duration::from_millis(100);
 /// Progress is shown this often at a terminal, and elsewhere.
@@ -60,10 +58,9 @@ pub struct Args {
     #[arg(long, short, value_name = "BASE", default_value = "run")]
     pub output: PathBuf,
 
-    /// Mean distance of samples, in bytes of allocation. Smaller is more precise and costs more; 1 records every
-    /// allocation.
-    #[arg(long, value_name = "BYTES", default_value = "128KiB", value_parser = parse_period)]
-    pub period: u64,
+    /// What is sampled.
+    #[command(flatten)]
+    pub sampling: super::sampling::Args,
 
     /// Spelling of the file names: `._hpm`, or `.hpm` as the original heapprof opens them.
     #[arg(long, value_name = "SUFFIX", default_value = "._hpm")]
@@ -93,19 +90,6 @@ pub struct Args {
     /// as always. When the recording ends before the program, that runs on.
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
-}
-
-/// Parses a period that makes sense: 1 byte to 64 MiB.
-///
-/// # Errors
-/// With what is wrong.
-pub fn parse_period(text: &str) -> Result<u64, String> {
-    let period = units::parse_size(text).map_err(|error| error.to_string())?;
-    if (1..=64 << 20).contains(&period) {
-        Ok(period)
-    } else {
-        Err("must lie between 1 byte and 64 MiB".to_owned())
-    }
 }
 
 /// Sets a flag at SIGINT, SIGTERM and SIGHUP. SIGXFSZ is taken as well: a file size limit is an error of the write, not
@@ -191,12 +175,7 @@ pub fn record(
             interpreter.offset_source
         ));
     }
-    let options = Options {
-        period: args.period,
-        domains: 7,
-        sizes: pyheap_injector::region::Sizes::default(),
-    };
-    let session = match Session::attach(target, options) {
+    let session = match Session::attach(target, args.sampling.options()) {
         Ok(session) => session,
         Err(error) => {
             if let Some(program) = program.as_deref_mut()
@@ -210,13 +189,8 @@ pub fn record(
     };
     let program_name = program.as_ref().map(|program| program.name.clone());
     let begun = Instant::now();
-    let files = ProfileWriter::create(
-        &args.output,
-        args.suffix,
-        SystemTime::now(),
-        args.period,
-        &facts(&session),
-    );
+    let facts = facts(&session, args.sampling.domains());
+    let files = Files::create(&args.output, args.suffix, session.period(), facts);
     let files = match files {
         Ok(files) => files,
         Err(error) => {
@@ -226,7 +200,7 @@ pub fn record(
     };
     let names = files.names().clone();
     let made = Part::ALL.map(|part| identity_of(&names.path(part)));
-    let mut recorder = match Recorder::start(&session, Some(files), begun) {
+    let mut recorder = match Recorder::start(&session, Some(files), args.sampling.limits(), begun) {
         Ok(recorder) => recorder,
         Err(error) => {
             let _ = session.detach();
@@ -259,6 +233,7 @@ pub fn record(
     };
     let program_left = program_name.filter(|_| !matches!(stopped, Some(Stop::TargetGone | Stop::TargetReplaced)));
     let live = Arc::clone(&recorder.live);
+    let first = names;
     let outcome = recorder.finish(&session, &reason);
     let interpreter = session.target.interpreter.clone();
     let Relatives { mut family, children } = relatives;
@@ -273,6 +248,7 @@ pub fn record(
         _ => detach(session, args.verbose),
     };
     cure_family(&mut family, &interpreter);
+    let names = outcome.names.as_ref().unwrap_or(&first);
     if let Some(name) = program_left {
         note(&format!("{name} runs on as process {pid}"));
     }
@@ -280,7 +256,8 @@ pub fn record(
         args,
         &outcome,
         &reason,
-        &names,
+        names,
+        &first,
         &crate::collect::resolve::lock(&live).total,
     );
     let failed = match stopped {
@@ -289,7 +266,7 @@ pub fn record(
     };
     let failed = outcome.write_error.as_ref().map(|error| chain(error)).or(failed);
     let failed =
-        failed.or_else(|| removed(&names, &made).map(|path| format!("{} was removed meanwhile", path.display())));
+        failed.or_else(|| removed(&first, &made).map(|path| format!("{} was removed meanwhile", path.display())));
     cured?;
     match failed {
         Some(why) => Err(Failure::failed(format!(
@@ -379,6 +356,13 @@ fn wait(
         let _ = program.as_mut().map(|program| program.ended());
         if let Some(stop) = recorder.must_stop(session) {
             return end(Why::Stop(stop));
+        }
+        recorder.watch_room(session);
+        for text in recorder.take_notes() {
+            if terminal {
+                let _ = write!(std::io::stderr(), "\r\x1b[K");
+            }
+            note(&text);
         }
         let elapsed = recorder.elapsed();
         if args.duration.is_some_and(|duration| elapsed >= duration) {
@@ -493,15 +477,15 @@ fn steps(hijacks: &[Hijacked]) -> String {
     hijacks.iter().map(step).collect::<Vec<_>>().join(", ")
 }
 
-fn facts(session: &Session) -> Facts {
+fn facts(session: &Session, domains: u8) -> Facts {
     let process = &session.target.facts;
     let interpreter = &session.target.interpreter;
     let held: Duration = session.hijacks().iter().map(|hijack| hijack.held).sum();
     let domains = domain::NAMES
         .iter()
-        .zip(session.modes)
-        .filter(|(_, mode)| *mode != pyheap_protocol::Mode::Off)
-        .map(|(name, _)| (*name).to_owned())
+        .enumerate()
+        .filter(|(number, _)| domains >> number & 1 != 0)
+        .map(|(_, name)| (*name).to_owned())
         .collect();
     let mut more = std::collections::BTreeMap::new();
     more.insert("wrappers".to_owned(), format!("{:?}", session.modes).into());
@@ -527,6 +511,7 @@ fn report(
     outcome: &Outcome,
     reason: &EndReason,
     names: &ProfileNames,
+    first: &ProfileNames,
     total: &crate::collect::live::Estimate,
 ) {
     let end = crate::profile::facts::End::new(0, reason).describe();
@@ -537,6 +522,13 @@ fn report(
         human::bytes(total.bytes),
         human::bytes(total.error95()),
     ));
+    if names != first {
+        note(&format!(
+            "the period was raised meanwhile: the beginning is in {}, the end in {}",
+            first.base().display(),
+            names.base().display()
+        ));
+    }
     if !args.temporary {
         note(&format!("look at it with: pyheap top {}", names.base().display()));
     }

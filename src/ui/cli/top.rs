@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::select::{self, FilterArgs};
+use crate::profile::interval::{self, Interval};
 use crate::profile::model::Live;
 use crate::profile::reader::{LiveSet, Reader};
 use crate::reader::Reader as Analysis;
 use crate::report::human::{Human, bytes, count};
 use crate::report::info::{describe_losses, describe_sampling};
-use crate::report::top::{GroupBy, render, top};
+use crate::report::top::{GroupBy, interval_text, render, top};
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units::{Moment, parse_duration};
 
@@ -160,14 +161,16 @@ fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
     };
     select::warn(reader, live.unmatched_frees)?;
     let cumulative = args.cumulative && by != GroupBy::Trace;
-    let rows = top(&super::usages(reader, &live), by, cumulative);
+    let rows = top(&super::usages(reader, &live), by, cumulative, reader.period_bytes());
+    let total = total_interval(reader, &live);
     if args.json {
         let losses = reader.sidecar().map(|sidecar| &sidecar.losses);
         let answer = serde_json::json!({
             "at_seconds": live.at.as_secs_f64(),
             "live_bytes": live.total.bytes,
             "live_bytes_margin": live.total.bytes_margin(),
-            "live_bytes_at_least": least.unwrap_or(live.total).bytes,
+            "live_bytes_low": total.low,
+            "live_bytes_high": total.high,
             "live_objects": live.total.objects,
             "live_objects_margin": live.total.objects_margin(),
             "samples": live.total.sampled,
@@ -186,6 +189,9 @@ fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
             "these are the most that can be left of the window; at least {} are\n",
             bytes(least.bytes)
         );
+    }
+    if let Some(next) = reader.sidecar().and_then(|sidecar| sidecar.end.as_ref()?.next.as_ref()) {
+        note(&format!("note: the recording goes on in {next}, with a longer period"));
     }
     text += &render(&rows, args.limit, &live.total, cumulative);
     if let Some(sidecar) = reader.sidecar()
@@ -210,11 +216,31 @@ fn window(args: &Args, reader: &Reader) -> Result<Option<Span>, Box<dyn Error>> 
     Ok(Some((from, to.unwrap_or(elapsed))))
 }
 
+fn total_interval(reader: &Reader, live: &LiveSet) -> Interval {
+    let total = &live.total;
+    let period = reader.period_bytes();
+    let limits = |period| interval::of_bytes(total.bytes, total.bytes_variance, total.sampled, period);
+    period.map_or_else(
+        || Interval {
+            low: (total.bytes - total.bytes_margin()).max(0.0),
+            high: total.bytes + total.bytes_margin(),
+        },
+        limits,
+    )
+}
+
 fn headline(reader: &Reader, live: &LiveSet, is_end: bool) -> String {
+    let Interval { low, high } = total_interval(reader, live);
+    let total = &live.total;
+    let interval = interval_text(total.bytes, total.bytes_margin(), low, high, total.sampled);
     format!(
-        "{} ± {} live in {} ± {} objects at {}{} ({} samples, {})\n",
+        "{} {} live in {} ± {} objects at {}{} ({} samples, {})\n",
         bytes(live.total.bytes),
-        bytes(live.total.bytes_margin()),
+        if interval.starts_with('±') {
+            interval
+        } else {
+            format!("({interval})")
+        },
         count(live.total.objects),
         count(live.total.objects_margin()),
         Human(live.at),

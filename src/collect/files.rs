@@ -1,0 +1,132 @@
+//! The files of a recording: one profile, or several in a row when the period changes, since a profile has one period.
+
+use crate::profile::facts::{EndReason, Facts, Losses, MemorySample};
+use crate::profile::names::{ProfileNames, SuffixStyle};
+use crate::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// What is being written.
+#[derive(Debug)]
+pub struct Files {
+    now: ProfileWriter,
+    base: PathBuf,
+    style: SuffixStyle,
+    facts: Facts,
+    started: SystemTime,
+    /// When the present profile began, since the start of the recording.
+    begun: Duration,
+    /// Profiles so far.
+    parts: u32,
+    /// Events in those before the present one.
+    events_before: u64,
+}
+
+impl Files {
+    /// Creates the first profile, which begins now.
+    ///
+    /// # Errors
+    /// When the files cannot be created.
+    pub fn create(base: &Path, style: SuffixStyle, period: u64, facts: Facts) -> Result<Self, WriteError> {
+        let started = SystemTime::now();
+        Ok(Self {
+            now: ProfileWriter::create(base, style, started, period, &facts)?,
+            base: base.to_owned(),
+            style,
+            facts,
+            started,
+            begun: Duration::ZERO,
+            parts: 1,
+            events_before: 0,
+        })
+    }
+
+    /// Ends the present profile and begins the next: after `run` comes `run.2`.
+    ///
+    /// # Errors
+    /// When one cannot be written or the other not created.
+    pub fn next(&mut self, at: Duration, period: u64) -> Result<(), WriteError> {
+        let first = ProfileNames::new(&self.base, self.style);
+        let mut base = first.base().as_os_str().to_owned();
+        base.push(format!(".{}", self.parts + 1));
+        let base = PathBuf::from(base);
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut facts = self.facts.clone();
+        let before = name(self.now.names().base());
+        facts.more.insert("continues".to_owned(), before.into());
+        let start = self.started + at;
+        let next = ProfileWriter::create(&base, self.style, start, period, &facts)?;
+        self.end(at, &EndReason::Continued { next: name(&base) });
+        self.now.flush()?;
+        self.events_before += self.now.event_count();
+        self.now = next;
+        self.begun = at;
+        self.parts += 1;
+        Ok(())
+    }
+
+    /// The names of the present profile.
+    #[must_use]
+    pub fn names(&self) -> &ProfileNames {
+        self.now.names()
+    }
+
+    /// Events so far, in all profiles.
+    #[must_use]
+    pub fn event_count(&self) -> u64 {
+        self.events_before + self.now.event_count()
+    }
+
+    /// See [`ProfileWriter::buffered_bytes`].
+    #[must_use]
+    pub fn buffered_bytes(&self) -> usize {
+        self.now.buffered_bytes()
+    }
+
+    /// See [`ProfileWriter::flush`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn flush(&mut self) -> Result<(), WriteError> {
+        self.now.flush()
+    }
+
+    /// See [`ProfileWriter::add_trace`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn add_trace(&mut self, frames: &[Frame<'_>]) -> Result<u32, WriteError> {
+        self.now.add_trace(frames)
+    }
+
+    /// An allocation; times are since the start of the recording.
+    pub fn alloc(&mut self, at: Duration, trace: u32, size: u64, domain: u8) {
+        let detail = AllocDetail { domain, thread: 0 };
+        self.now.alloc(at.saturating_sub(self.begun), trace, size, detail);
+    }
+
+    /// A free.
+    pub fn free(&mut self, at: Duration, trace: u32, size: u64) {
+        self.now.free(at.saturating_sub(self.begun), trace, size);
+    }
+
+    /// See [`ProfileWriter::stack`].
+    pub fn stack(&mut self, stack: u64, domain: u8, trace: u32) {
+        self.now.stack(stack, domain, trace);
+    }
+
+    /// The target's memory.
+    pub fn memory(&mut self, at: Duration, sample: &MemorySample) {
+        self.now.memory(at.saturating_sub(self.begun), sample);
+    }
+
+    /// What was lost so far, in all profiles.
+    pub fn losses(&mut self, at: Duration, losses: &Losses) {
+        self.now.losses(at.saturating_sub(self.begun), losses);
+    }
+
+    /// The last line.
+    pub fn end(&mut self, at: Duration, reason: &EndReason) {
+        self.now.end(at.saturating_sub(self.begun), reason);
+    }
+}

@@ -1,0 +1,175 @@
+//! When to sample less: the cost of samples against the budget, the number of live ones against the table's room.
+//!
+//! The period only ever grows. Survivors of a coarse period cannot be made finer, so going back would mix samples of
+//! several weights in one file, which neither format nor original reader knows.
+
+use super::live::Live;
+use std::time::Duration;
+
+/// What a sample costs the target, its share of frees, announced stacks and cache misses included; measured at depth 20, see
+/// docs/performance.md.
+const SAMPLE_COST: Duration = Duration::from_nanos(1200);
+/// The cost is judged over this time at least.
+const WINDOW: Duration = Duration::from_secs(2);
+/// A target that is mostly idle counts as using this share of a core: a burst after a pause is no overhead that one sees.
+const LEAST_LOAD: f64 = 0.1;
+/// The longest period.
+pub const LONGEST: u64 = 64 << 20;
+/// The period is raised when this share of the table is in use, so that half of it is.
+const FULL: f64 = 0.75;
+
+/// What may be changed, and why.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Largest share of the target's CPU time that samples may take; `None` = the period is fixed.
+    pub max_overhead: Option<f64>,
+    /// Most live samples.
+    pub max_live: u64,
+    /// Bit per allocator domain that is recorded.
+    pub domains: u8,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_overhead: None,
+            max_live: pyheap_injector::region::Sizes::default().live_samples,
+            domains: 7,
+        }
+    }
+}
+
+/// Watches the cost.
+#[derive(Debug)]
+pub struct Watch {
+    limits: Limits,
+    since: Option<Seen>,
+}
+
+/// A moment.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen {
+    /// Since the start of the recording.
+    pub at: Duration,
+    /// Samples so far.
+    pub samples: u64,
+    /// CPU time that the target has used so far.
+    pub cpu: Duration,
+}
+
+impl Watch {
+    /// Nothing seen yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, since: None }
+    }
+
+    /// The longer period that the cost since the last look asks for, if it does.
+    pub fn by_cost(&mut self, now: Seen, period: u64) -> Option<(u64, String)> {
+        let budget = self.limits.max_overhead?;
+        let then = *self.since.get_or_insert(now);
+        let wall = now.at.saturating_sub(then.at);
+        if wall < WINDOW {
+            return None;
+        }
+        self.since = Some(now);
+        let samples = now.samples.saturating_sub(then.samples) as f64;
+        let load = now.cpu.saturating_sub(then.cpu).as_secs_f64();
+        let share = samples * SAMPLE_COST.as_secs_f64() / load.max(LEAST_LOAD * wall.as_secs_f64());
+        let longer = at_least(period, |longer| share * period as f64 <= budget * longer as f64)?;
+        let rate = samples / wall.as_secs_f64();
+        let why = format!(
+            "{rate:.0} samples a second would take {:.1} % of the target's time",
+            100.0 * share
+        );
+        Some((longer, why))
+    }
+
+    /// The longer period that a table with `used` entries asks for, if it does.
+    #[must_use]
+    pub fn by_room(&self, used: u64, live: &Live) -> Option<(u64, String)> {
+        if (used as f64) < FULL * self.limits.max_live as f64 {
+            return None;
+        }
+        let room = self.limits.max_live as f64 / 2.0;
+        let longer = at_least(live.period(), |period| live.survivors(period) <= room)?;
+        Some((
+            longer,
+            format!(
+                "{used} samples are alive, and there is room for {}",
+                self.limits.max_live
+            ),
+        ))
+    }
+}
+
+/// The first of 2, 4, 8 … times `period` that is `enough`; `None` when `period` is enough, or as long as it can be.
+fn at_least(period: u64, enough: impl Fn(u64) -> bool) -> Option<u64> {
+    if period >= LONGEST || enough(period) {
+        return None;
+    }
+    let mut longer = period.max(1);
+    while longer < LONGEST {
+        longer = longer.saturating_mul(2).min(LONGEST);
+        if enough(longer) {
+            break;
+        }
+    }
+    Some(longer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::live::Sample;
+
+    fn seen(seconds: u64, samples: u64, cpu: f64) -> Seen {
+        Seen {
+            at: Duration::from_secs(seconds),
+            samples,
+            cpu: Duration::from_secs_f64(cpu),
+        }
+    }
+
+    #[test]
+    fn the_period_grows_until_the_cost_is_within_the_budget() {
+        let limits = Limits {
+            max_overhead: Some(0.01),
+            ..Limits::default()
+        };
+        let mut watch = Watch::new(limits);
+        assert_eq!(watch.by_cost(seen(0, 0, 0.0), 131_072), None);
+        // 5,000 samples a second on a busy core are 0.6 %.
+        assert_eq!(watch.by_cost(seen(2, 10_000, 2.0), 131_072), None);
+        // Too short to judge.
+        assert_eq!(watch.by_cost(seen(3, 100_000, 3.0), 131_072), None);
+        // 50,000 a second are 6 %: 8 times the period makes 0.75 %.
+        let (longer, why) = watch.by_cost(seen(4, 110_000, 4.0), 131_072).unwrap();
+        assert_eq!(longer, 1 << 20);
+        assert_eq!(why, "50000 samples a second would take 6.0 % of the target's time");
+        // Never beyond the longest.
+        assert_eq!(watch.by_cost(seen(6, 900_000_000, 6.0), 1 << 20).unwrap().0, LONGEST);
+        assert_eq!(watch.by_cost(seen(8, 1_800_000_000, 8.0), LONGEST), None);
+        // A nearly idle one is judged as one that uses a tenth of a core.
+        assert_eq!(watch.by_cost(seen(10, 1_800_001_000, 8.001), 131_072), None);
+        assert_eq!(Watch::new(Limits::default()).by_cost(seen(9, 1 << 40, 1.0), 1024), None);
+    }
+
+    #[test]
+    fn a_table_that_fills_halves() {
+        let limits = Limits {
+            max_live: 1000,
+            ..Limits::default()
+        };
+        let watch = Watch::new(limits);
+        let mut live = Live::new(131_072);
+        for id in 1..=800 {
+            let period = 131_072;
+            let (trace, size) = (0, if id <= 300 { 1 << 20 } else { 100 });
+            live.add(id, Sample { trace, size, period });
+        }
+        assert_eq!(watch.by_room(700, &live), None);
+        // The 300 large ones stay at first: 500 small ones must shrink below 200.
+        assert_eq!(watch.by_room(800, &live).unwrap().0, 4 * 131_072);
+    }
+}

@@ -1,0 +1,149 @@
+//! The options that say what is sampled, shared by the commands that attach.
+
+use crate::attach::session::{DEFAULT_PERIOD, Options};
+use crate::collect::Limits;
+use crate::collect::period::LONGEST;
+use crate::ui::units;
+use pyheap_injector::region::Sizes;
+use pyheap_protocol::domain;
+
+/// See `--help`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    /// Mean distance of samples in bytes of allocation, from 1 (every allocation) to 64MiB. Smaller is more precise and
+    /// costs more. `auto`: 128KiB, and longer where that would cost more than --max-overhead; the recording then goes on in
+    /// other files (BASE.2, BASE.3 …), which begin with what is alive.
+    #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = parse_period)]
+    pub period: Period,
+
+    /// Share of the process's CPU time that samples may take with `--period auto`, in percent.
+    #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = parse_percent)]
+    pub max_overhead: f64,
+
+    /// Which of Python's allocator domains to record, of raw, mem, obj.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "raw,mem,obj", value_parser = parse_domain)]
+    pub domains: Vec<u8>,
+
+    /// Most samples that may be alive at once; 64 bytes of the process's memory each. Before that number is reached the
+    /// period is raised, as with `auto`.
+    #[arg(long, value_name = "N", default_value_t = Sizes::default().live_samples,
+          value_parser = clap::value_parser!(u64).range(1000..=1 << 24))]
+    pub max_live: u64,
+
+    /// Size of the buffer between the process and pyheap, a power of two of 256KiB to 64MiB. A larger one bridges longer
+    /// pauses of pyheap.
+    #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_ring)]
+    pub ring_size: u64,
+}
+
+/// A period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Period {
+    /// Longer when it costs too much.
+    Auto,
+    /// These bytes.
+    Fixed(u64),
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            period: Period::Auto,
+            max_overhead: 1.0,
+            domains: vec![domain::RAW, domain::MEM, domain::OBJ],
+            max_live: Sizes::default().live_samples,
+            ring_size: Sizes::default().ring_bytes,
+        }
+    }
+}
+
+impl Args {
+    /// What to attach with.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        Options {
+            period: match self.period {
+                Period::Auto => DEFAULT_PERIOD,
+                Period::Fixed(period) => period,
+            },
+            sizes: Sizes {
+                live_samples: self.max_live,
+                ring_bytes: self.ring_size,
+                ..Sizes::default()
+            },
+            // All are hooked, whatever is recorded: a block's domain is known only where each is.
+            ..Options::default()
+        }
+    }
+
+    /// What the recording has to keep within.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            max_overhead: (self.period == Period::Auto).then_some(self.max_overhead / 100.0),
+            max_live: self.max_live,
+            domains: self.domains(),
+        }
+    }
+
+    /// A bit per domain that is recorded.
+    #[must_use]
+    pub fn domains(&self) -> u8 {
+        self.domains.iter().fold(0, |bits, domain| bits | 1 << domain)
+    }
+}
+
+/// Parses `auto`, or a period that makes sense: 1 byte to 64 MiB.
+fn parse_period(text: &str) -> Result<Period, String> {
+    if text == "auto" {
+        return Ok(Period::Auto);
+    }
+    let period = units::parse_size(text).map_err(|error| error.to_string())?;
+    if (1..=LONGEST).contains(&period) {
+        Ok(Period::Fixed(period))
+    } else {
+        Err("must lie between 1 byte and 64 MiB, or be `auto`".to_owned())
+    }
+}
+
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim();
+    match number.parse() {
+        Ok(percent) if (0.01..=100.0).contains(&percent) => Ok(percent),
+        _ => Err("must be a number of percent from 0.01 to 100, such as 1%".to_owned()),
+    }
+}
+
+fn parse_domain(text: &str) -> Result<u8, String> {
+    let found = domain::NAMES.iter().position(|name| *name == text);
+    found
+        .map(|number| number as u8)
+        .ok_or_else(|| "is none of raw, mem, obj".to_owned())
+}
+
+fn parse_ring(text: &str) -> Result<u64, String> {
+    let size = units::parse_size(text).map_err(|error| error.to_string())?;
+    if size.is_power_of_two() && (256 << 10..=64 << 20).contains(&size) {
+        Ok(size)
+    } else {
+        Err("must be a power of two between 256KiB and 64MiB".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_checked() {
+        assert_eq!(parse_period("auto"), Ok(Period::Auto));
+        assert_eq!(parse_period("64MiB"), Ok(Period::Fixed(64 << 20)));
+        assert!(parse_period("0").is_err() && parse_period("65MiB").is_err() && parse_period("often").is_err());
+        assert_eq!((parse_percent("1%"), parse_percent("0.5")), (Ok(1.0), Ok(0.5)));
+        assert!(parse_percent("0").is_err() && parse_percent("inf").is_err() && parse_percent("-1%").is_err());
+        assert_eq!((parse_domain("raw"), parse_domain("obj")), (Ok(0), Ok(2)));
+        assert!(parse_domain("heap").is_err());
+        assert_eq!(parse_ring("1MiB"), Ok(1 << 20));
+        assert!(parse_ring("1000000").is_err() && parse_ring("128KiB").is_err());
+    }
+}
