@@ -1,0 +1,163 @@
+//! What the hooks cost a target, by switching them on and off within it: see toggled.py.
+//!
+//!     cargo bench --bench toggled -- [--pairs N] [--period BYTES] [--settle SECONDS] PYTHON [WORKLOAD...]
+//!
+//! For each workload: starts it, attaches as `pyheap record` does (without `--period`: auto), lets the target switch between
+//! its own allocators and the wrappers some hundred times, and prints the ratio of the CPU times: of the sums without the
+//! slowest tenth, and its range over ten parts of the run.
+
+use pyheap::attach::session::{DEFAULT_PERIOD, Options};
+use pyheap::attach::{Session, preflight};
+use pyheap::collect::{Limits, Recorder};
+use pyheap::profile::facts::EndReason;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+const MICRO: [&str; 9] = [
+    "small_objects",
+    "floats",
+    "list_of_tuples",
+    "dict_churn",
+    "str_concat",
+    "list_append",
+    "bytes_600",
+    "bytes_64k",
+    "raw_threads",
+];
+
+struct Settings {
+    pairs: u64,
+    period: u64,
+    settle: u64,
+}
+
+fn main() {
+    let mut args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let mut option = |name: &str, default: u64| {
+        let Some(at) = args.iter().position(|arg| arg == name) else {
+            return default;
+        };
+        let value = args[at + 1].parse().expect("a number");
+        args.drain(at..at + 2);
+        value
+    };
+    let settings = Settings {
+        pairs: option("--pairs", 500),
+        period: option("--period", 0),
+        settle: option("--settle", 5),
+    };
+    let Some((python, workloads)) = args.split_first() else {
+        println!("toggled: no PYTHON given, nothing measured");
+        return;
+    };
+    println!(
+        "{:16} {:>9} {:>8} {:>18} {:>10} {:>8}",
+        "workload", "off", "added", "(range of 10)", "samples/s", "period"
+    );
+    let micro = MICRO.map(str::to_owned);
+    for workload in if workloads.is_empty() { &micro[..] } else { workloads } {
+        measure(python, workload, &settings);
+    }
+}
+
+fn measure(python: &str, workload: &str, settings: &Settings) {
+    let mut child = Command::new(python)
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/toggled.py"))
+        .args([
+            settings.pairs.to_string(),
+            settings.settle.to_string(),
+            workload.to_owned(),
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("PYTHON can be started");
+    let mut input = child.stdin.take().expect("piped");
+    let output = BufReader::new(child.stdout.take().expect("piped"));
+    let (send, lines) = channel();
+    std::thread::spawn(move || output.lines().map_while(Result::ok).all(|line| send.send(line).is_ok()));
+    if lines.iter().find(|line| line.starts_with("READY")).is_none() {
+        println!("{workload:16} could not be started");
+        return;
+    }
+    let target = preflight::check(child.id() as i32).expect("it can be attached to");
+    let auto = settings.period == 0;
+    let options = Options {
+        period: if auto { DEFAULT_PERIOD } else { settings.period },
+        ..Options::default()
+    };
+    let limits = Limits {
+        max_overhead: auto.then_some(0.01),
+        ..Limits::default()
+    };
+    let session = Session::attach(target, options).expect("attached");
+    let mut recorder = Recorder::start(&session, None, limits, Instant::now()).expect("threads");
+    writeln!(input).expect("the target reads");
+    wait_for(&lines, "SETTLED", &mut recorder, &session);
+    let before = (Instant::now(), recorder.counters().samples);
+    let line = wait_for(&lines, "{", &mut recorder, &session);
+    let found: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+    let times = |key: &str| -> Vec<f64> {
+        let values = found[key].as_array().into_iter().flatten();
+        values.filter_map(serde_json::Value::as_f64).collect()
+    };
+    let (off, on) = (times("off"), times("on"));
+    let part = off.len().div_ceil(10).max(1);
+    let parts = off.chunks(part).zip(on.chunks(part));
+    let parts: Vec<f64> = parts.map(|(off, on)| 100.0 * (ratio(off, on) - 1.0)).collect();
+    recorder.every_second(&session);
+    // Half of the time is without hooks.
+    let rate = 2.0 * (recorder.counters().samples - before.1) as f64 / before.0.elapsed().as_secs_f64();
+    println!(
+        "{workload:16} {:7.2}ms {:+7.2}% {:>18} {rate:10.0} {:>8}",
+        trimmed(&off) / off.len() as f64 / 1e6,
+        100.0 * (ratio(&off, &on) - 1.0),
+        format!(
+            "({:+.1} … {:+.1})",
+            parts.iter().copied().fold(f64::MAX, f64::min),
+            parts.iter().copied().fold(f64::MIN, f64::max)
+        ),
+        pyheap::report::human::exact_bytes(pyheap::collect::resolve::lock(&recorder.live).period()),
+    );
+    recorder.finish(&session, &EndReason::Stopped);
+    session.detach().expect("detached");
+    writeln!(input).expect("the target reads");
+    let restored = lines.iter().find(|line| line.starts_with("RESTORED"));
+    assert_eq!(
+        restored.as_deref(),
+        Some("RESTORED True"),
+        "the allocators are not what they were"
+    );
+    child.wait().expect("it ends");
+}
+
+/// The next line that starts like this; meanwhile the recorder does what is due.
+fn wait_for(lines: &Receiver<String>, start: &str, recorder: &mut Recorder, session: &Session) -> String {
+    let mut second = Instant::now();
+    loop {
+        match lines.recv_timeout(Duration::from_millis(50)) {
+            Ok(line) if line.starts_with(start) => return line,
+            Err(RecvTimeoutError::Disconnected) => panic!("the target has ended"),
+            _ => {}
+        }
+        if second.elapsed() >= Duration::from_secs(1) {
+            second = Instant::now();
+            // It may find that the hooks are out: the target switches them.
+            recorder.every_second(session);
+        }
+    }
+}
+
+/// Sum without the slowest tenth, which other load has made slow, scaled to all.
+fn trimmed(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let kept = (sorted.len() * 9).div_ceil(10).max(1).min(sorted.len());
+    sorted[..kept].iter().sum::<f64>() * times.len() as f64 / kept as f64
+}
+
+fn ratio(off: &[f64], on: &[f64]) -> f64 {
+    trimmed(on) / trimmed(off)
+}
