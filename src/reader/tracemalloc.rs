@@ -70,7 +70,7 @@ impl<'a> Snapshot<'a> {
     /// Groups of traces, largest first. Cumulative: a trace counts for every frame, once each; this cannot be asked for
     /// whole tracebacks, where it has no effect.
     pub fn statistics(&self, by: GroupBy, cumulative: bool) -> Vec<Statistic> {
-        top::top(&self.traces, by, cumulative && by != GroupBy::Trace)
+        top::top(&self.traces, by, cumulative && by != GroupBy::Trace, None)
     }
 
     /// Groups that have changed since an older snapshot (maybe of another recording), the largest change first. The snapshots

@@ -41,7 +41,7 @@ pub fn diff(
     let mut groups: HashMap<Site, [Option<TopRow>; 3]> = HashMap::new();
     let states = [old, new, moved.unwrap_or_default()];
     for (place, state) in states.into_iter().enumerate() {
-        for row in top(state, by, cumulative) {
+        for row in top(state, by, cumulative, None) {
             let site = row.site.clone();
             groups.entry(site).or_default()[place] = Some(row);
         }

@@ -66,7 +66,7 @@ impl Children {
             "--pid",
             &pid.to_string(),
             "--period",
-            &args.period.to_string(),
+            &args.sampling.period.to_string(),
         ]);
         command.args(["--parent", &std::process::id().to_string()]);
         command.args(["--suffix", args.suffix.example(), "-o"]).arg(&base);

@@ -113,7 +113,7 @@ fn largest(reader: &Reader, count: usize) -> Result<Vec<(String, RawTraceLine)>,
         return Ok(Vec::new());
     }
     let live = reader.profile().live_at(None)?;
-    let rows = top(&super::usages(reader.profile(), &live), GroupBy::Line, false);
+    let rows = top(&super::usages(reader.profile(), &live), GroupBy::Line, false, None);
     let mut lines: Vec<(String, RawTraceLine)> = Vec::new();
     for row in rows {
         let (Some(filename), Some(lineno)) = (row.site.file, row.site.line) else {

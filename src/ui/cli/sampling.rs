@@ -45,6 +45,15 @@ pub enum Period {
     Fixed(u64),
 }
 
+impl std::fmt::Display for Period {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Fixed(period) => write!(f, "{period}"),
+        }
+    }
+}
+
 impl Default for Args {
     fn default() -> Self {
         Self {
