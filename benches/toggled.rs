@@ -80,6 +80,7 @@ fn measure(python: &str, workload: &str, settings: &Settings) {
     std::thread::spawn(move || output.lines().map_while(Result::ok).all(|line| send.send(line).is_ok()));
     if lines.iter().find(|line| line.starts_with("READY")).is_none() {
         println!("{workload:16} could not be started");
+        let _ = child.wait();
         return;
     }
     let target = preflight::check(child.id() as i32).expect("it can be attached to");
