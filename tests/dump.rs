@@ -146,15 +146,18 @@ fn who_holds_the_gil_and_who_waits_is_told() {
             let (spin, wait) = (threads.get("spin")?, threads.get("wait")?);
             let main = threads.get("MainThread")?;
             let reads = |thread: &Value| thread["system_call"] == "read";
-            let settled = reads(wait) && reads(main) && spin["holds_gil"] == true;
+            // A build without a GIL has no holder.
+            let has_gil = !name.ends_with('t');
+            let settled = reads(wait) && reads(main) && (spin["holds_gil"] == true) == has_gil;
             settled.then(|| {
                 assert!(
                     spin["system_call"].is_null() && spin["state"] == "running",
                     "{name}: {spin:#}"
                 );
-                assert!(wait["holds_gil"] == false && main["holds_gil"] == false, "{name}");
+                assert!(wait["holds_gil"] != true && main["holds_gil"] != true, "{name}");
                 let text = pyheap::run(["dump", &pid]).expect_code(0).stdout;
-                assert!(text.contains("\"spin\", holds the GIL, running\n    "), "{text}");
+                let holds = if has_gil { "holds the GIL, " } else { "" };
+                assert!(text.contains(&format!("\"spin\", {holds}running\n    ")), "{text}");
                 assert!(text.contains("\"wait\", in read\n"), "{text}");
             })
         });

@@ -148,7 +148,15 @@ fn pypy() {
     let dir = scratch();
     let mut target = Target::start(&pypy, "accuracy.py", &["0.01"]);
     let run = refused(target.pid, &dir.path().join("run"));
-    golden("pypy", 5, run, &[(&target.pid.to_string(), "PID"), (&pypy.path, "EXE")]);
+    let print = ["-c", "import sys; print('%d.%d' % sys.version_info[:2])"];
+    let version = Command::new(&pypy.path).args(print).output().expect("it runs");
+    let version = String::from_utf8(version.stdout).expect("a version");
+    let replaced = [
+        (version.trim(), "VERSION"),
+        (&target.pid.to_string(), "PID"),
+        (&pypy.path, "EXE"),
+    ];
+    golden("pypy", 5, run, &replaced);
     target.ask("GO", "TRUTH");
     target.exit_cleanly();
     no_files(dir.path());

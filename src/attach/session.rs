@@ -622,28 +622,34 @@ fn revive(memory: &ProcessMemory, identity: &Identity) -> Result<(), MemoryError
         return Ok(());
     };
     let [raw, small_mem, small_obj, generic_mem, generic_obj, flat_mem, flat_obj] = header.wrappers;
-    let families = [
-        (0, Mode::Raw, raw),
-        (1, Mode::Pymalloc, small_mem),
-        (2, Mode::Pymalloc, small_obj),
-        (1, Mode::Generic, generic_mem),
-        (2, Mode::Generic, generic_obj),
-        (1, Mode::Flat, flat_mem),
-        (2, Mode::Flat, flat_obj),
+    // Families share functions: the one that fits best is installed.
+    let families: [&[(Mode, [u64; 4])]; 3] = [
+        &[(Mode::Raw, raw)],
+        &[
+            (Mode::Pymalloc, small_mem),
+            (Mode::Generic, generic_mem),
+            (Mode::Flat, flat_mem),
+        ],
+        &[
+            (Mode::Pymalloc, small_obj),
+            (Mode::Generic, generic_obj),
+            (Mode::Flat, flat_obj),
+        ],
     ];
     let mut installed = false;
-    for (domain, mode, wrappers) in families {
-        let Some(&address) = identity.allocators.get(domain).filter(|&&address| address != 0) else {
+    for (domain, (families, address)) in families.into_iter().zip(identity.allocators).enumerate() {
+        if address == 0 {
             continue;
-        };
+        }
         let functions = read_allocator(memory, address)?.functions;
-        if functions
-            .iter()
-            .zip(wrappers)
-            .any(|(&now, ours)| ours != 0 && now == ours)
-        {
+        let ours = |wrappers: &[u64; 4]| {
+            let pairs = functions.iter().zip(wrappers);
+            pairs.filter(|&(now, ours)| *ours != 0 && now == ours).count()
+        };
+        let best = families.iter().max_by_key(|(_, wrappers)| ours(wrappers));
+        if let Some((mode, _)) = best.filter(|(_, wrappers)| ours(wrappers) > 0) {
             let at = identity.control + (offset_of!(Control, modes) + domain * 4) as u64;
-            memory.write(RemoteAddr(at), &(mode as u32).to_le_bytes())?;
+            memory.write(RemoteAddr(at), &(*mode as u32).to_le_bytes())?;
             installed = true;
         }
     }
