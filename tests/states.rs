@@ -266,38 +266,3 @@ fn the_first_process_of_a_container() {
     target.ask("EXIT", "DONE");
     assert!(target.wait().success());
 }
-
-/// pyheap and its tracer are killed at random moments; a short run of the sweep that docs/safety.md tells of.
-#[test]
-fn killed_at_any_moment() {
-    soak(
-        "killed_at_any_moment",
-        &["kill", "--kills", "200", "--jobs", "6", "--quiet"],
-    );
-}
-
-/// tracemalloc is started and stopped before, during and after recordings.
-#[test]
-fn tracemalloc_comes_and_goes() {
-    soak("tracemalloc_comes_and_goes", &["tracemalloc", "--rounds", "8"]);
-}
-
-fn soak(test: &str, args: &[&str]) {
-    let list = interpreters::some(&["pyenv-3.8", "many-3.10", "deb-3.11", "3.12", "3.13"]);
-    if list.is_empty() || !have("python3") {
-        skip!(test, "no CPython found, or no python3 to run scripts/soak");
-    }
-    let few = if args.contains(&"kill") { list.len() } else { 2 };
-    let chosen = list.iter().rev().take(few).chain(list.first());
-    let list: Vec<String> = chosen
-        .map(|python| format!("{}={}", python.name, python.path))
-        .collect();
-    let script = common::tests_dir().join("../scripts/soak");
-    let mut command = Command::new("python3");
-    command.arg(script).args(args).args(["--pyheap", &pyheap::binary()]);
-    command.args(["--interpreters", &list.join(",")]);
-    let out = command.output().expect("python3 runs");
-    let said = String::from_utf8_lossy(&out.stdout);
-    let err = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{said}\n{err}");
-}

@@ -1,6 +1,6 @@
 //! Holds threads still while their process's memory is read.
 //!
-//! A child process of ours, with its own session and all signals blocked, seizes and interrupts every thread that it is
+//! A child process of ours, in a process group of its own and with all signals blocked, seizes and interrupts every thread that it is
 //! not told to spare, tells the parent, and waits for it. It lets go when the parent says so, when the parent dies (its
 //! end of the pipe closes), after [`MAX_HOLD`], or when it dies itself (the kernel detaches a dead tracer's threads):
 //! nothing is written to the target, so however it ends, the target goes on as if nothing had been. A process that was
@@ -158,7 +158,7 @@ pub fn freeze(pid: i32, spare: &[i32]) -> Result<Frozen, HijackError> {
     // SAFETY: the child makes only system calls and touches memory prepared before; it leaves by `_exit`.
     let child = match unsafe { nix::unistd::fork() }.map_err(|errno| os("fork")(errno.into()))? {
         nix::unistd::ForkResult::Child => {
-            let _ = nix::unistd::setsid();
+            crate::hijack::leave_group();
             let _ = nix::sys::signal::SigSet::all().thread_block();
             // The parent's ends: their closing must mean the parent's end.
             close(go.as_raw_fd());

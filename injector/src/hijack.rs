@@ -1,6 +1,6 @@
 //! One short hijack: stop a thread, redirect it to a stub, let go.
 //!
-//! All of it happens in a child process of ours with its own session and all signals blocked, so that a Ctrl-C, a closed
+//! All of it happens in a child process of ours in a process group of its own and with all signals blocked, so that a Ctrl-C, a closed
 //! terminal or the death of the command does not reach it, and its exit, however it comes about, undoes everything: the
 //! kernel detaches a dead tracer's threads. Until `PTRACE_SETREGS` the thread is merely stopped and would go on as if
 //! nothing had been; from then on it runs the stub, which needs nobody.
@@ -235,6 +235,14 @@ impl Drop for Shared {
     }
 }
 
+/// Makes this process a group of its own, which a terminal's signals and a `kill` of our group do not reach. No session of its
+/// own: where the kernel shares processors among sessions (autogroup), a new one was seen to get none for tens of seconds on
+/// a busy machine, while a thread of the target may stand still for it.
+pub(crate) fn leave_group() {
+    let own = Pid::from_raw(0);
+    let _ = nix::unistd::setpgid(own, own);
+}
+
 /// Runs `work` in a child process that may trace and that nothing can interrupt, and waits for it.
 ///
 /// `work` runs between fork and exit of a process that may have other threads: it must not allocate, lock or panic.
@@ -248,7 +256,7 @@ pub(crate) fn in_child(work: impl FnOnce()) -> Result<(), HijackError> {
     // SAFETY: the child makes only system calls and touches memory prepared before; it leaves by `_exit`.
     match unsafe { nix::unistd::fork() }.map_err(os("fork"))? {
         nix::unistd::ForkResult::Child => {
-            let _ = nix::unistd::setsid();
+            leave_group();
             let _ = nix::sys::signal::SigSet::all().thread_block();
             work();
             // SAFETY: ends this process without running anything of the parent's.
@@ -659,12 +667,11 @@ fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
     }
 }
 
-/// Asks for a processor before others while a thread may stand still for us, and for our pages to stay. Both need rights
-/// that we may not have, and are no harm to lack.
+/// Asks for a processor before others while a thread may stand still for us; without the right to, it is no harm. Not by a
+/// real-time priority: on a busy virtual machine such a process was seen to get no processor for tens of seconds.
 fn be_quick() {
-    let first = libc::sched_param { sched_priority: 1 };
-    // SAFETY: reads one struct.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
+    // SAFETY: changes a number of this process only.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
 }
 
 /// The child's work in [`hijack`].
