@@ -1,7 +1,6 @@
 //! Writing to standard output, which may be a pipe that somebody closes.
 
 use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
 
 /// Writes `text` to standard output. A closed pipe (`pyheap top run | head`) is no error: whoever read has enough.
 pub fn to_stdout(text: &str) -> io::Result<()> {
@@ -27,30 +26,6 @@ pub fn to_stdout_with(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> i
 /// Writes a line to standard error. There is nobody to tell if that fails.
 pub fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
-}
-
-/// A file could not be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write {}", path.display())]
-pub struct OutputError {
-    /// The file.
-    pub path: PathBuf,
-    /// Why.
-    pub source: io::Error,
-}
-
-/// Writes `bytes` to a file; `-` is standard output, where a closed pipe is no error.
-pub fn to_file(path: &Path, bytes: &[u8]) -> Result<(), OutputError> {
-    let result = if path == Path::new("-") {
-        let mut stdout = io::stdout().lock();
-        quiet(stdout.write_all(bytes).and_then(|()| stdout.flush()))
-    } else {
-        std::fs::write(path, bytes)
-    };
-    result.map_err(|source| OutputError {
-        path: path.to_owned(),
-        source,
-    })
 }
 
 fn quiet(result: io::Result<()>) -> io::Result<()> {

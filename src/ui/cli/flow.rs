@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use super::failure::{Failure, code};
 use super::select::{self, FilterArgs};
 use crate::reader::{DotOptions, FlowGraph, Mode, Reader, Recursion};
-use crate::ui::output::{note, to_file, to_stdout};
+use crate::ui::output::{note, to_stdout};
+use crate::ui::save::save;
 use crate::ui::units::Moment;
 
 /// Draw which lines call which, and how much live memory comes from where: a flow graph for graphviz.
@@ -129,8 +130,8 @@ fn draw(base: &Path, times: &[Moment], args: &DrawArgs) -> Result<(), Box<dyn Er
     let text = FlowGraph::compare(&graphs.iter().collect::<Vec<_>>(), options)
         .map_err(|error| Failure::new(code::USAGE, error))?;
     match args.output.extension().and_then(|extension| extension.to_str()) {
-        Some(format @ ("svg" | "png" | "pdf")) => to_file(&args.output, &render(&text, format)?)?,
-        _ => to_file(&args.output, text.as_bytes())?,
+        Some(format @ ("svg" | "png" | "pdf")) => save(&args.output, &render(&text, format)?)?,
+        _ => save(&args.output, text.as_bytes())?,
     }
     Ok(())
 }

@@ -11,7 +11,8 @@ use crate::reader::{Mode, RawTraceLine, Reader, ReaderError, Series, TimePlot};
 use crate::report::human::clean;
 use crate::report::plot::{Curve, Panel, Plot, csv};
 use crate::report::top::{GroupBy, top};
-use crate::ui::output::{to_file, to_stdout};
+use crate::ui::output::to_stdout;
+use crate::ui::save::save;
 use crate::ui::units::parse_duration;
 
 /// Points of a plot unless an interval is given.
@@ -103,7 +104,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             .ok_or_else(|| Failure::failed("there is not enough memory for the picture"))?,
         _ => table(&plot).into_bytes(),
     };
-    to_file(&args.output, &bytes)?;
+    save(&args.output, &bytes)?;
     Ok(())
 }
 
