@@ -94,7 +94,7 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
         Found::Empty { base, len } => {
             let tail = tail_for(pid, &memory)?;
             let used = unmap(pid, &memory, base, len, tail);
-            make_unused(pid, &memory, &space::maps(pid)?, tail);
+            make_unused(pid, &memory, &space::maps(pid)?, tail, None);
             hijacks.push(used?);
             return Ok(Cure::Clean(hijacks));
         }
@@ -125,7 +125,7 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
                 // Not what we had put there, nor what was there before us; but still nothing that would call us.
                 _ if verify(&text) => {}
                 foreign => {
-                    clear_stubs(pid, &memory, &identity);
+                    clear_stubs(pid, &memory, &identity, Some(&hijacks));
                     return Ok(Cure::Inert {
                         why: Inert::Foreign(foreign),
                         hijacks,
@@ -160,7 +160,8 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
             break;
         }
     }
-    if !clear_stubs(pid, &memory, &identity) {
+    // The stop routine has found the slots unused.
+    if !clear_stubs(pid, &memory, &identity, stopped.then_some(&hijacks)) {
         return Ok(Cure::Inert {
             why: Inert::Busy,
             hijacks,
@@ -168,7 +169,7 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
     }
     let tail = identity.stub + UNMAP_SLOT * STUB_BYTES as u64;
     hijacks.push(unmap(pid, &memory, identity.base, identity.len, tail)?);
-    if clear_stubs(pid, &memory, &identity) {
+    if clear_stubs(pid, &memory, &identity, Some(&hijacks)) {
         hijacks.extend(drop_page(pid, &memory, identity.stub));
     }
     Ok(Cure::Clean(hijacks))
@@ -183,7 +184,7 @@ fn stop(
     hijacks: &mut Vec<Hijacked>,
 ) -> Result<u64, CureError> {
     let at = |offset: usize| RemoteAddr(identity.control + offset as u64);
-    if !clear_stubs(pid, memory, identity) {
+    if !clear_stubs(pid, memory, identity, None) {
         return Err(CureError::StillThere);
     }
     memory.write(
@@ -208,7 +209,7 @@ fn nobody_inside(pid: i32, memory: &ProcessMemory, identity: &Identity) -> Resul
     if !wait(LEAVE_DEADLINE, || Ok(calls_in_flight(memory, identity)? == 0))? {
         return Ok(false);
     }
-    Ok(observe::all_outside(pid, &watch, deadline)? && calls_in_flight(memory, identity)? == 0)
+    Ok(observe::all_outside(pid, observe::threads(pid), &watch, deadline)? && calls_in_flight(memory, identity)? == 0)
 }
 
 /// Calls that will return into the shim.
@@ -251,7 +252,7 @@ fn drop_page(pid: i32, memory: &ProcessMemory, stub: u64) -> Option<Hijacked> {
 fn tail_for(pid: i32, memory: &ProcessMemory) -> Result<u64, CureError> {
     let maps = space::maps(pid)?;
     space::largest_tail(memory, &maps, None)
-        .filter(|tail| tail.len >= STUB_SLOTS * STUB_BYTES as u64 && make_unused(pid, memory, &maps, tail.start))
+        .filter(|tail| tail.len >= STUB_SLOTS * STUB_BYTES as u64 && make_unused(pid, memory, &maps, tail.start, None))
         .map(|tail| tail.start)
         .ok_or(CureError::Hijack(HijackError::Os {
             what: "finding unused bytes for a stub",

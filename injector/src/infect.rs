@@ -120,7 +120,7 @@ impl Infection {
         let needed = SLOTS * STUB_BYTES as u64;
         let tail = space::largest_tail(&memory, &maps, program).filter(|tail| tail.len >= needed);
         let tail = tail.ok_or(InfectError::NoTail(needed))?;
-        if !make_unused(pid, &memory, &maps, tail.start) {
+        if !make_unused(pid, &memory, &maps, tail.start, None) {
             return Err(InfectError::OldStubs);
         }
         let (base, hijacked) = map(pid, &memory, plan.len, tail)?;
@@ -199,7 +199,7 @@ impl Infection {
             }
         }
         // The stubs have done their work: give the bytes back once the thread is out of them.
-        clear_stubs(self.pid, &self.memory, &self.identity);
+        clear_stubs(self.pid, &self.memory, &self.identity, Some(&self.hijacks));
         let status = self.read_control(offset_of!(Control, status))?;
         let detail = self.read_control(offset_of!(Control, detail))?;
         let errno = || std::io::Error::from_raw_os_error(detail as i32);
@@ -326,7 +326,7 @@ fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail) -> Result<(u64, H
             }
             if through {
                 // Refused: the place was taken, or more is not allowed.
-                make_unused(pid, memory, &maps, tail.start);
+                make_unused(pid, memory, &maps, tail.start, Some(&[hijacked]));
                 break;
             }
             if Instant::now() > end {
@@ -351,14 +351,21 @@ pub(crate) fn watch(memory: &ProcessMemory, maps: &[MemoryMap], identity: Option
     }
 }
 
-/// Zeroes the stubs again, if every thread is out of them.
-pub(crate) fn clear_stubs(pid: i32, memory: &ProcessMemory, identity: &Identity) -> bool {
-    space::maps(pid).is_ok_and(|maps| make_unused(pid, memory, &maps, identity.stub))
+/// Zeroes the stubs again, if the threads that may be there are out of them, see [`make_unused`].
+pub(crate) fn clear_stubs(pid: i32, memory: &ProcessMemory, identity: &Identity, used: Option<&[Hijacked]>) -> bool {
+    space::maps(pid).is_ok_and(|maps| make_unused(pid, memory, &maps, identity.stub, used))
 }
 
-/// Sees that the slots at `stub` are zero: at once, or after what is there has been left by every thread. Two looks, since
-/// a thread that was blocked in the first one may have been on its way back from a signal handler.
-pub(crate) fn make_unused(pid: i32, memory: &ProcessMemory, maps: &[MemoryMap], stub: u64) -> bool {
+/// Sees that the slots at `stub` are zero: at once, or after what is there has been left by every thread; by those of `used`
+/// only, if they have all been redirected since the slots were zero. Two looks, since a thread that was blocked in the first
+/// one may have been on its way back from a signal handler.
+pub(crate) fn make_unused(
+    pid: i32,
+    memory: &ProcessMemory,
+    maps: &[MemoryMap],
+    stub: u64,
+    used: Option<&[Hijacked]>,
+) -> bool {
     let len = (SLOTS * STUB_BYTES as u64) as usize;
     let is_zero = || {
         memory
@@ -370,7 +377,11 @@ pub(crate) fn make_unused(pid: i32, memory: &ProcessMemory, maps: &[MemoryMap], 
     }
     let watch = watch(memory, maps, None, stub);
     let deadline = Instant::now() + LEAVE_DEADLINE;
-    let outside = || observe::all_outside(pid, &watch, deadline).unwrap_or(false);
+    let threads = || match used {
+        Some(hijacks) => hijacks.iter().map(|hijack| hijack.tid).collect(),
+        None => observe::threads(pid),
+    };
+    let outside = || observe::all_outside(pid, threads(), &watch, deadline).unwrap_or(false);
     outside() && outside() && write_code(pid, stub, &vec![0; len]).is_ok()
 }
 
@@ -402,11 +413,13 @@ pub enum Found {
 /// # Errors
 /// When the mappings cannot be read.
 pub fn find(pid: i32) -> Result<Vec<Found>, procfs::ProcError> {
-    use procfs::process::MMapPath;
+    use procfs::process::{MMPermissions, MMapPath};
     let memory = ProcessMemory::new(pid);
     let mut found = Vec::new();
     for map in space::maps(pid)? {
-        if !matches!(map.pathname, MMapPath::Anonymous | MMapPath::Other(_)) {
+        // Its first part is never anything else but private memory to read and write.
+        let wanted = MMPermissions::READ | MMPermissions::WRITE | MMPermissions::PRIVATE;
+        if map.perms != wanted || !matches!(map.pathname, MMapPath::Anonymous | MMapPath::Other(_)) {
             continue;
         }
         let (base, end) = map.address;

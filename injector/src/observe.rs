@@ -116,6 +116,48 @@ fn has_ended(pid: i32, tid: i32) -> bool {
         .is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
+/// What `/proc/PID/task/TID/status` says of a thread about whoever wants to enter it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// Seccomp's mode: 0 none, 1 strict, 2 filters.
+    pub seccomp: u32,
+    /// How many filters; kernels before 5.9 do not tell: 0.
+    pub filters: u32,
+    /// Its processor checks its return addresses (told since Linux 6.6).
+    pub shadow_stack: bool,
+    /// Who traces it, 0 for nobody.
+    pub tracer: i32,
+    /// The thread.
+    pub tid: i32,
+}
+
+/// The kinds of threads in `pid`, each with one thread that is of it.
+#[must_use]
+pub fn kinds(pid: i32) -> Vec<Kind> {
+    let mut kinds: Vec<Kind> = threads(pid)
+        .into_iter()
+        .filter_map(|tid| {
+            let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+            Some(kind_in(&status, tid))
+        })
+        .collect();
+    kinds.sort_unstable();
+    kinds.dedup_by_key(|kind| Kind { tid: 0, ..*kind });
+    kinds
+}
+
+fn kind_in(status: &str, tid: i32) -> Kind {
+    let value = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let number = |key: &str| value(key).and_then(|value| value.parse().ok()).unwrap_or(0);
+    Kind {
+        seccomp: number("Seccomp:"),
+        filters: number("Seccomp_filters:"),
+        shadow_stack: value("x86_Thread_features:").is_some_and(|features| features.contains("shstk")),
+        tracer: value("TracerPid:").and_then(|pid| pid.parse().ok()).unwrap_or(0),
+        tid,
+    }
+}
+
 /// Asks the kernel what a thread does, without stopping it. `None` when it is gone.
 #[must_use]
 pub fn doing(pid: i32, tid: i32) -> Option<Doing> {
@@ -147,11 +189,13 @@ fn parse(text: &str) -> Option<Doing> {
 
 /// Longest wait for a thread that may be interrupted at all.
 const FIT_DEADLINE: Duration = Duration::from_millis(500);
+/// So many threads of the best kind are enough to choose from: a process may have thousands.
+const ENOUGH: usize = 16;
 
 /// The threads of `pid` that may be stopped, those first that bear it best: blocked in a call that the kernel restarts
 /// without a trace, then running ones, then the rest. The main thread comes last of its class, since it handles the
 /// signals. Threads in calls that would come back short (a blocking write, a receive of everything) are left out; when
-/// there are no others, they are waited for.
+/// there are no others, they are waited for. Where there are many that bear it best, only some are named, and the main thread.
 ///
 /// # Errors
 /// [`HijackError::Unfit`] when no thread leaves such a call in time.
@@ -159,18 +203,19 @@ pub fn by_preference(pid: i32) -> Result<Vec<i32>, HijackError> {
     let deadline = Instant::now() + FIT_DEADLINE;
     loop {
         let all = threads(pid);
-        let mut ranked: Vec<(u8, bool, i32)> = all
-            .iter()
-            .filter_map(|&tid| {
-                let class = match doing(pid, tid)? {
-                    _ if tid == pid && reachable(pid) != pid => return None,
-                    Doing::Call { number, args, .. } => arch::restart_class(number, args)?,
-                    Doing::Running => 1,
-                    Doing::Blocked { .. } => 3,
-                };
-                Some((class, tid == pid, tid))
-            })
-            .collect();
+        let mut ranked = Vec::new();
+        let mut best = 0;
+        // The main thread first: it is there when all the others have ended.
+        let (main, others): (Vec<i32>, Vec<i32>) = all.iter().partition(|&&tid| tid == pid);
+        for tid in main.into_iter().chain(others) {
+            if let Some(class) = class_of(pid, tid) {
+                ranked.push((class, tid == pid, tid));
+                best += usize::from(class == 0);
+            }
+            if best > ENOUGH {
+                break;
+            }
+        }
         if !ranked.is_empty() || all.is_empty() {
             ranked.sort_unstable();
             return Ok(ranked.into_iter().map(|(.., tid)| tid).collect());
@@ -179,6 +224,16 @@ pub fn by_preference(pid: i32) -> Result<Vec<i32>, HijackError> {
             return Err(HijackError::Unfit { pid });
         }
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// How well a thread bears to be stopped, 0 best; `None` if it must not be, or has ended.
+fn class_of(pid: i32, tid: i32) -> Option<u8> {
+    match doing(pid, tid)? {
+        _ if tid == pid && reachable(pid) != pid => None,
+        Doing::Call { number, args, .. } => arch::restart_class(number, args),
+        Doing::Running => Some(1),
+        Doing::Blocked { .. } => Some(3),
     }
 }
 
@@ -210,12 +265,11 @@ pub fn round(pid: i32, watch: &Watch, waiting: &mut Vec<i32>) -> Result<bool, Hi
     Ok(waiting.is_empty())
 }
 
-/// Waits until every thread that `pid` has now was seen outside once. False at the deadline.
+/// Waits until each of the `waiting` threads of `pid` was seen outside once. False at the deadline.
 ///
 /// # Errors
 /// When no observer process could be made.
-pub fn all_outside(pid: i32, watch: &Watch, deadline: Instant) -> Result<bool, HijackError> {
-    let mut waiting = threads(pid);
+pub fn all_outside(pid: i32, mut waiting: Vec<i32>, watch: &Watch, deadline: Instant) -> Result<bool, HijackError> {
     loop {
         if round(pid, watch, &mut waiting)? {
             return Ok(true);
@@ -230,6 +284,18 @@ pub fn all_outside(pid: i32, watch: &Watch, deadline: Instant) -> Result<bool, H
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_threads_status_is_understood() {
+        let of = |status| kind_in(status, 7);
+        let plain = of("Name:\tshstk\nTracerPid:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\nx86_Thread_features:\t\n\
+                        x86_Thread_features_locked:\tshstk wrss \n");
+        assert!(!plain.shadow_stack && plain.tracer == 0 && plain.seccomp == 0 && plain.tid == 7);
+        let other = of("Name:\tpython\nTracerPid:\t12\nSeccomp:\t2\nSeccomp_filters:\t3\nx86_Thread_features:\tshstk wrss \n");
+        assert!(other.shadow_stack && other.tracer == 12 && other.seccomp == 2 && other.filters == 3);
+        // Older kernels say less.
+        assert_eq!(of("Name:\tpython\n"), Kind { seccomp: 0, filters: 0, shadow_stack: false, tracer: 0, tid: 7 });
+    }
 
     #[test]
     fn the_kernels_lines_are_understood() {

@@ -116,18 +116,23 @@ pub fn locks_memory(pid: i32) -> bool {
     line.is_some_and(|size| size.split_whitespace().next() != Some("0"))
 }
 
-/// Says whether every thread of `pid` may make the calls of a stub. A thread of each kind (mode and number of filters) is
-/// looked at; if there are filters to read, it is stopped for that, some microseconds, and nothing is changed.
+/// Says whether every thread of `pid` may make the calls of a stub.
 ///
 /// # Errors
 /// With what is forbidden, or that it cannot be told.
 pub fn check(pid: i32) -> Result<(), Forbidden> {
-    let mut kinds: Vec<((u32, u32), i32)> = observe::threads(pid)
-        .into_iter()
-        .filter_map(|tid| Some((mode_of(&format!("/proc/{pid}/task/{tid}"))?, tid)))
-        .filter(|((mode, _), _)| *mode != 0)
-        .collect();
-    kinds.sort_unstable();
+    check_kinds(pid, &observe::kinds(pid))
+}
+
+/// The same, when the `kinds` of its threads are known. A thread of each kind (mode and number of filters) is looked at; if
+/// there are filters to read, it is stopped for that, some microseconds, and nothing is changed.
+///
+/// # Errors
+/// With what is forbidden, or that it cannot be told.
+pub fn check_kinds(pid: i32, kinds: &[observe::Kind]) -> Result<(), Forbidden> {
+    let filtered = kinds.iter().filter(|kind| kind.seccomp != 0);
+    let mut kinds: Vec<((u32, u32), i32)> = filtered.map(|kind| ((kind.seccomp, kind.filters), kind.tid)).collect();
+    // In order of mode and number.
     kinds.dedup_by_key(|(kind, _)| *kind);
     for ((mode, count), tid) in kinds {
         if mode == 1 {

@@ -27,20 +27,12 @@ pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
 pub fn gap(maps: &[MemoryMap], len: u64, salt: u64) -> Option<u64> {
     let mut largest = (0, 0);
     let mut end = USER_START;
-    for start in maps
-        .iter()
-        .map(|m| m.address.0)
-        .filter(|&s| s < USER_END)
-        .chain([USER_END])
-    {
+    let taken = maps.iter().map(|map| map.address).filter(|&(start, _)| start < USER_END);
+    for (start, next) in taken.chain([(USER_END, USER_END)]) {
         if start > end && start - end > largest.1 {
             largest = (end, start - end);
         }
-        end = end.max(
-            maps.iter()
-                .find(|m| m.address.0 == start)
-                .map_or(start, |m| m.address.1),
-        );
+        end = end.max(next);
     }
     let (start, room) = largest;
     if room / 4 < len {

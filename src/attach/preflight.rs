@@ -11,7 +11,7 @@ use super::interpreter::{self, Interpreter, Phase};
 use super::process::{self, Facts};
 use procfs::ProcError;
 use procfs::process::{MMPermissions, Process};
-use pyheap_injector::observe::{reachable, threads};
+use pyheap_injector::observe::reachable;
 use pyheap_injector::seccomp::{self, Forbidden};
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 
@@ -198,28 +198,12 @@ pub fn check(pid: i32) -> Result<Target, Refusal> {
     if target.facts.state == 'T' {
         return Err(Refusal::Stopped { pid });
     }
-    if has_shadow_stack(pid) {
+    if target.facts.kinds.iter().any(|kind| kind.shadow_stack) {
         return Err(Refusal::ShadowStack { pid });
     }
     address_space(pid)?;
-    seccomp::check(pid).map_err(|why| Refusal::Seccomp { pid, why })?;
+    seccomp::check_kinds(pid, &target.facts.kinds).map_err(|why| Refusal::Seccomp { pid, why })?;
     Ok(target)
-}
-
-/// True if any thread has a shadow stack, as `/proc/PID/task/TID/status` tells since Linux 6.6.
-fn has_shadow_stack(pid: i32) -> bool {
-    threads(pid).iter().any(|tid| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"));
-        status.is_ok_and(|status| shadow_stack_in(&status))
-    })
-}
-
-fn shadow_stack_in(status: &str) -> bool {
-    let features = |line: &str| {
-        line.strip_prefix("x86_Thread_features:")
-            .is_some_and(|f| f.contains("shstk"))
-    };
-    status.lines().any(features)
 }
 
 /// Refuses where `RLIMIT_AS` has no room for the hooks.
@@ -372,18 +356,5 @@ fn why_not(facts: &Facts) -> NoPermission {
         "2" if !privileged => NoPermission::YamaAdministrators,
         "1" if !privileged => NoPermission::YamaParents,
         _ => NoPermission::Privileges,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernels_line_about_shadow_stacks_is_understood() {
-        assert!(shadow_stack_in("Name:\tpython\nx86_Thread_features:\tshstk wrss \n"));
-        assert!(!shadow_stack_in(
-            "Name:\tshstk\nx86_Thread_features:\t\nx86_Thread_features_locked:\tshstk wrss \n"
-        ));
     }
 }

@@ -4,8 +4,9 @@
 //! [`ProcessId::is_alive`]. What it refuses to do: open anything in the process, or need a right that `/proc` does not
 //! give to everyone (except where a function says so).
 
-use procfs::process::{MMapPath, Process, Stat, Status};
+use procfs::process::{MMapPath, Process, Stat};
 use procfs::{Current, ProcError, ProcResult};
+use pyheap_injector::observe::{self, Kind};
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -88,8 +89,10 @@ pub struct Facts {
     pub namespace_pids: Vec<i32>,
     /// 0: no seccomp, 1: strict, 2: a filter.
     pub seccomp: Option<u32>,
-    /// Who traces it.
+    /// Who traces it: its main thread, or any other one.
     pub tracer: Option<Tracer>,
+    /// What kinds of threads it has.
+    pub kinds: Vec<Kind>,
     /// A thread of the kernel.
     pub is_kernel_thread: bool,
     /// How long ago it began.
@@ -105,7 +108,9 @@ impl Facts {
         let process = Process::new(pid)?;
         let stat = process.stat()?;
         let status = process.status()?;
-        let tracer = tracer_of(&process, &status);
+        let kinds = observe::kinds(pid);
+        let tracers = kinds.iter().map(|kind| kind.tracer);
+        let tracer = tracers.chain([status.tracerpid]).find(|&pid| pid != 0).map(tracer);
         Ok(Self {
             id: ProcessId {
                 pid,
@@ -123,6 +128,7 @@ impl Facts {
             namespace_pids: status.nspid.clone().unwrap_or_default(),
             seccomp: status.seccomp,
             tracer,
+            kinds,
             is_kernel_thread: stat.flags & PF_KTHREAD != 0,
             age: age(&stat),
         })
@@ -159,25 +165,12 @@ impl Facts {
     }
 }
 
-/// The tracer of any of the process's threads: a tracer may hold one that is not the main one.
-fn tracer_of(process: &Process, status: &Status) -> Option<Tracer> {
-    let of_threads = || {
-        let tasks = process.tasks().ok()?;
-        tasks
-            .flatten()
-            .filter_map(|task| task.status().ok())
-            .map(|status| status.tracerpid)
-            .find(|pid| *pid != 0)
-    };
-    let pid = match status.tracerpid {
-        0 => of_threads()?,
-        pid => pid,
-    };
+fn tracer(pid: i32) -> Tracer {
     let name = Process::new(pid).and_then(|tracer| tracer.stat()).map(|stat| stat.comm);
-    Some(Tracer {
+    Tracer {
         pid,
         name: name.map_or_else(|_| "?".to_owned(), |name| printable(Path::new(&name))),
-    })
+    }
 }
 
 fn age(stat: &Stat) -> Option<Duration> {

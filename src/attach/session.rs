@@ -175,35 +175,34 @@ impl Lock {
     /// Longest wait for a pyheap that is leaving, or for what a killed one has left running.
     const PATIENCE: Duration = Duration::from_millis(1500);
 
-    /// Takes the lock of process `id`; `None` when another one has it.
-    fn take(id: ProcessId) -> std::io::Result<Option<Self>> {
+    /// Takes the lock of process `id`, if it is free within `patience`; `None` when another one has it.
+    fn take(id: ProcessId, patience: Duration) -> std::io::Result<Option<Self>> {
         use std::os::linux::net::SocketAddrExt;
         let name = format!("pyheap/{}/{}", id.pid, id.start_time);
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-        let end = std::time::Instant::now() + Self::PATIENCE;
+        let end = std::time::Instant::now() + patience;
         loop {
             match std::os::unix::net::UnixDatagram::bind_addr(&address) {
                 Ok(socket) => return Ok(Some(Self { _socket: socket })),
                 Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => return Err(error),
-                Err(_) if std::time::Instant::now() > end => return Ok(None),
+                Err(_) if std::time::Instant::now() >= end => return Ok(None),
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         }
     }
 }
 
-/// Takes the lock of the target, or says who has it.
+/// Takes the lock of the target, or says who has it. (Who holds it in another network namespace, [`clear_stale`] finds.)
 fn lock(id: ProcessId) -> Result<Lock, AttachError> {
     let pid = id.pid;
-    recorded_by_another(pid)?;
-    match Lock::take(id) {
-        Ok(Some(lock)) => Ok(lock),
-        Ok(None) => {
-            recorded_by_another(pid)?;
-            Err(AttachError::Busy { pid })
+    for patience in [Duration::ZERO, Lock::PATIENCE] {
+        match Lock::take(id, patience) {
+            Ok(Some(lock)) => return Ok(lock),
+            Ok(None) => recorded_by_another(pid)?,
+            Err(source) => return Err(AttachError::Lock { pid, source }),
         }
-        Err(source) => Err(AttachError::Lock { pid, source }),
     }
+    Err(AttachError::Busy { pid })
 }
 
 /// Refuses when a living pyheap has a region in `pid`.
@@ -758,7 +757,7 @@ pub enum Cured {
 pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError> {
     let mut done = Vec::new();
     let id = ProcessId::of(pid).ok();
-    let lock = id.and_then(|id| Lock::take(id).ok()).flatten();
+    let lock = id.and_then(|id| Lock::take(id, Lock::PATIENCE).ok()).flatten();
     let mut free = Vec::new();
     for found in regions(pid) {
         if let Found::Region(identity) = found
