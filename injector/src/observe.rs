@@ -288,13 +288,25 @@ mod tests {
     #[test]
     fn a_threads_status_is_understood() {
         let of = |status| kind_in(status, 7);
-        let plain = of("Name:\tshstk\nTracerPid:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\nx86_Thread_features:\t\n\
-                        x86_Thread_features_locked:\tshstk wrss \n");
+        let plain = of(
+            "Name:\tshstk\nTracerPid:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\nx86_Thread_features:\t\n\
+                        x86_Thread_features_locked:\tshstk wrss \n",
+        );
         assert!(!plain.shadow_stack && plain.tracer == 0 && plain.seccomp == 0 && plain.tid == 7);
-        let other = of("Name:\tpython\nTracerPid:\t12\nSeccomp:\t2\nSeccomp_filters:\t3\nx86_Thread_features:\tshstk wrss \n");
+        let other =
+            of("Name:\tpython\nTracerPid:\t12\nSeccomp:\t2\nSeccomp_filters:\t3\nx86_Thread_features:\tshstk wrss \n");
         assert!(other.shadow_stack && other.tracer == 12 && other.seccomp == 2 && other.filters == 3);
         // Older kernels say less.
-        assert_eq!(of("Name:\tpython\n"), Kind { seccomp: 0, filters: 0, shadow_stack: false, tracer: 0, tid: 7 });
+        assert_eq!(
+            of("Name:\tpython\n"),
+            Kind {
+                seccomp: 0,
+                filters: 0,
+                shadow_stack: false,
+                tracer: 0,
+                tid: 7
+            }
+        );
     }
 
     #[test]

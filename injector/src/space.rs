@@ -27,7 +27,10 @@ pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
 pub fn gap(maps: &[MemoryMap], len: u64, salt: u64) -> Option<u64> {
     let mut largest = (0, 0);
     let mut end = USER_START;
-    let taken = maps.iter().map(|map| map.address).filter(|&(start, _)| start < USER_END);
+    let taken = maps
+        .iter()
+        .map(|map| map.address)
+        .filter(|&(start, _)| start < USER_END);
     for (start, next) in taken.chain([(USER_END, USER_END)]) {
         if start > end && start - end > largest.1 {
             largest = (end, start - end);

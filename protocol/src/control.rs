@@ -459,5 +459,20 @@ const CONTROL_FILL: usize = (CONTROL_HEAD.next_multiple_of(4096) - CONTROL_HEAD)
 const _: () = assert!(size_of::<Control>().is_multiple_of(4096));
 const _: () = assert!(core::mem::offset_of!(Control, slots).is_multiple_of(64));
 
+// What a cure by another version needs: it never moves.
+const _: () = {
+    use core::mem::offset_of;
+    assert!(offset_of!(Identity, protocol) == 16 && offset_of!(Identity, xsave) == 128);
+    assert!(offset_of!(ShimHeader, control) == 24 && offset_of!(ShimHeader, originals) == 40);
+    assert!(offset_of!(ShimHeader, stop) == 56 && offset_of!(ShimHeader, wrappers) == 64);
+    assert!(size_of::<Originals>() == 3 * 40);
+    assert!(offset_of!(Control, gate) == 0 && offset_of!(Control, status) == 8);
+    assert!(offset_of!(Control, detail) == 16 && offset_of!(Control, modes) == 24);
+    assert!(offset_of!(Control, inflight) == 136);
+    assert!(offset_of!(Control, config) == 2624 && offset_of!(Control, slots) == 3008 && SLOTS == 512);
+    assert!(offset_of!(Config, region) == 16 && offset_of!(Config, region_len) == 24);
+    assert!(size_of::<Slot>() == 64 && offset_of!(Slot, depth) == 16);
+};
+
 /// The value of [`Control::note_label`] that says "the outer wrapper has counted this already".
 pub const NOTE_COUNTED: u64 = 7;

@@ -9,7 +9,9 @@
 //!
 //! 1. Whatever changes in this crate changes [`PROTOCOL`]: a target can still hold the shim of an older pyheap, and the
 //!    only things that a newer one may use of it are [`Identity`] and the control words that it names.
-//! 2. [`Identity`] itself only grows at its end.
+//! 2. [`Identity`] itself only grows at its end. What a cure needs of [`ShimHeader`], [`Control`] and [`Originals`] stays where
+//!    it is (asserts in [`control`]): any pyheap takes out what another version has left. A break of this rule is a new
+//!    [`IDENTITY_MAGIC`].
 //! 3. Fixed-width integers only, named padding, size and offset asserts beside each struct.
 //! 4. A word that the host writes while the shim runs may be seen half written (the kernel's copy promises nothing):
 //!    it is written twice and used only when both copies agree, see [`Doubled`].
@@ -29,6 +31,9 @@ pub use control::{
 
 /// Version of everything in this crate.
 pub const PROTOCOL: u32 = 2;
+
+/// The oldest version that follows the rules above.
+pub const OLDEST_CURABLE: u32 = 2;
 
 /// First bytes of the [`Identity`] page, by which a region of pyheap is found in a process.
 pub const IDENTITY_MAGIC: [u8; 16] = *b"pyheap region 1\n";

@@ -104,6 +104,9 @@ fn cure_one(pid: i32, interpreter: Option<&Interpreter>) -> Option<String> {
         Ok(cured) => cured.into_iter().find_map(|one| match one {
             Cured::Gone | Cured::InUse { .. } => None,
             Cured::Inert(why) => Some(why.to_string()),
+            Cured::OtherProtocol { protocol } => Some(format!(
+                "it has hooks of another version of pyheap (protocol {protocol})"
+            )),
         }),
         // It may have ended, or become another program, meanwhile.
         Err(_) if !carries_copy(pid) => None,

@@ -17,7 +17,7 @@ use pyheap_injector::infect::{self, Found, Owner};
 use pyheap_injector::region::{Plan, Sizes};
 use pyheap_injector::{Image, InfectError, Infection, MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLayout, ShimHeader, StartStatus};
-use pyheap_protocol::domain;
+use pyheap_protocol::{OLDEST_CURABLE, domain};
 use std::mem::offset_of;
 use std::ops::Range;
 use std::time::Duration;
@@ -375,12 +375,30 @@ impl Session {
         let own = *self.infection.identity();
         // What an earlier pyheap had to leave may be free by now.
         let others = regions(pid).into_iter().filter(|found| match found {
-            Found::Region(identity) => identity.base != own.base && user_of(pid, identity).is_none(),
+            Found::Region(identity) => {
+                identity.base != own.base && identity.protocol >= OLDEST_CURABLE && user_of(pid, identity).is_none()
+            }
             Found::Empty { .. } => true,
         });
         let all: Vec<Found> = std::iter::once(Found::Region(own)).chain(others).collect();
         let mut outcomes = cure_regions(pid, &self.target.interpreter, &all).into_iter();
-        outcomes.next().unwrap_or_else(|| Ok(Cure::Clean(Vec::new())))
+        match outcomes.next() {
+            Some(Ok(Cure::Inert { hijacks, .. })) if self.is_rid_of(own.base) => Ok(Cure::Clean(hijacks)),
+            Some(Err(_)) if self.is_rid_of(own.base) => Ok(Cure::Clean(Vec::new())),
+            Some(outcome) => outcome,
+            None => Ok(Cure::Clean(Vec::new())),
+        }
+    }
+
+    /// True if the region at `base` is not there any more: the process has ended while we left, or become another program. One
+    /// that is ending has no memory, some time before it is a zombie.
+    fn is_rid_of(&self, base: u64) -> bool {
+        match infect::find(self.infection.pid()) {
+            Ok(found) => !found
+                .iter()
+                .any(|found| matches!(found, Found::Region(identity) if identity.base == base)),
+            Err(_) => !self.target.facts.id.is_alive(),
+        }
     }
 
     /// The target is gone or has become another program: there is nothing to take out.
@@ -676,7 +694,7 @@ fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
             if let Some(owner) = user_of(pid, identity) {
                 return Err(AttachError::Recorded { pid, owner });
             }
-            if identity.protocol != pyheap_protocol::PROTOCOL {
+            if identity.protocol < OLDEST_CURABLE {
                 return Err(AttachError::OtherProtocol {
                     pid,
                     protocol: identity.protocol,
@@ -748,6 +766,11 @@ pub enum Cured {
         /// Its pid.
         owner: u32,
     },
+    /// It belongs to a version of pyheap that this one cannot clean up after.
+    OtherProtocol {
+        /// Its protocol.
+        protocol: u32,
+    },
 }
 
 /// Takes out everything that pyheaps which are no more have left in `pid`.
@@ -760,12 +783,17 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
     let lock = id.and_then(|id| Lock::take(id, Lock::PATIENCE).ok()).flatten();
     let mut free = Vec::new();
     for found in regions(pid) {
-        if let Found::Region(identity) = found
-            && let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid))
-        {
-            done.push(Cured::InUse { owner });
-        } else {
-            free.push(found);
+        match found {
+            Found::Region(identity) if identity.protocol < OLDEST_CURABLE => {
+                let protocol = identity.protocol;
+                done.push(Cured::OtherProtocol { protocol });
+            }
+            Found::Region(identity)
+                if let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid)) =>
+            {
+                done.push(Cured::InUse { owner });
+            }
+            found => free.push(found),
         }
     }
     for outcome in cure_regions(pid, interpreter, &free) {

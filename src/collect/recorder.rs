@@ -92,6 +92,8 @@ pub struct Outcome {
     pub write_error: Option<WriteError>,
     /// The shim's counters at the end.
     pub counters: Counters,
+    /// What was lost, and for how long pyheap stood still.
+    pub losses: Losses,
     /// The last profile that was written, if any was.
     pub names: Option<ProfileNames>,
 }
@@ -359,6 +361,7 @@ impl Recorder {
             events: written.events,
             write_error: written.error,
             counters: self.last_counters,
+            losses: self.written_losses,
             names: written.names,
         }
     }

@@ -75,9 +75,13 @@ pub enum Line {
     /// start, and its size. Written at the end; a free in the .hpd does not say which of several equal blocks it ends.
     #[serde(rename = "alive")]
     Survivors(u32, Vec<u64>),
-    /// The last line.
+    /// The last line of the recording.
     #[serde(rename = "end")]
     End(End),
+    /// How long a thread of the target stood still while the hooks were taken out, in microseconds. Behind the end, since that is
+    /// written before.
+    #[serde(rename = "detach_stop_micros")]
+    DetachStop(u64),
 }
 
 /// A whole sidecar, as far as it could be read.
@@ -106,6 +110,8 @@ pub struct Sidecar {
     pub survivors: Option<HashMap<u32, Vec<(u64, u64)>>>,
     /// When and why it ended; `None` while it is being written, or if pyheap was killed.
     pub end: Option<End>,
+    /// How long a thread of the target stood still while the hooks were taken out, in microseconds, if they were.
+    pub detach_stop_micros: Option<u64>,
     /// Lines that could not be read.
     pub skipped_lines: usize,
 }
@@ -156,6 +162,7 @@ impl Sidecar {
             losses: Losses::default(),
             survivors: None,
             end: None,
+            detach_stop_micros: None,
             skipped_lines: 0,
         };
         for line in lines {
@@ -212,8 +219,20 @@ impl Sidecar {
                 survivors.entry(trace).or_default().extend(births);
             }
             Line::End(end) => self.end = Some(end),
+            Line::DetachStop(micros) => self.detach_stop_micros = Some(micros),
         }
     }
+}
+
+/// Adds how long the detach held a thread to the sidecar of a recording that has ended.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn note_detach(path: &std::path::Path, stop_micros: u64) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut line = Vec::new();
+    put_line(&mut line, &Line::DetachStop(stop_micros));
+    std::fs::File::options().append(true).open(path)?.write_all(&line)
 }
 
 /// Appends a value as one line.

@@ -26,6 +26,8 @@ pub struct Info {
     pub files: Vec<FileInfo>,
     /// About the target; `None` without a sidecar.
     pub target: Option<Facts>,
+    /// How long a thread of it stood still while the hooks were taken out, in microseconds.
+    pub detach_stop_micros: Option<u64>,
     /// Start, in seconds since 1970.
     pub start_seconds: f64,
     /// Length of the recording.
@@ -93,7 +95,7 @@ impl Info {
             let _ = writeln!(text, "{name:<10} {}", clean(value));
         };
         if let Some(target) = &self.target {
-            for (name, value) in target_lines(target) {
+            for (name, value) in target_lines(target, self.detach_stop_micros) {
                 line(name, &value);
             }
         }
@@ -148,7 +150,7 @@ impl Info {
     }
 }
 
-fn target_lines(target: &Facts) -> Vec<(&'static str, String)> {
+fn target_lines(target: &Facts, detach_stop_micros: Option<u64>) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     let mut line = |name, value: String| {
         if !value.is_empty() {
@@ -167,13 +169,12 @@ fn target_lines(target: &Facts) -> Vec<(&'static str, String)> {
     line("python", target.python.clone().unwrap_or_default());
     line("libc", target.libc.clone().unwrap_or_default());
     line("domains", target.domains.join(", "));
-    line(
-        "stopped",
-        target
-            .attach_stop_micros
-            .map(|us| format!("{us} µs to attach"))
-            .unwrap_or_default(),
-    );
+    let stops = [(target.attach_stop_micros, "attach"), (detach_stop_micros, "detach")];
+    let stops: Vec<String> = stops
+        .iter()
+        .filter_map(|(micros, what)| micros.map(|micros| format!("{micros} µs to {what}")))
+        .collect();
+    line("stopped", stops.join(", "));
     line("pyheap", target.pyheap_version.clone().unwrap_or_default());
     for (name, value) in &target.more {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

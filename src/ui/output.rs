@@ -23,9 +23,10 @@ pub fn to_stdout_with(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> i
     quiet(write(&mut stdout).and_then(|()| stdout.flush()))
 }
 
-/// Writes a line to standard error. There is nobody to tell if that fails.
+/// Writes a line to standard error, in one piece: recordings of children write there, too. There is nobody to tell if that
+/// fails.
 pub fn note(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
 fn quiet(result: io::Result<()>) -> io::Result<()> {

@@ -204,7 +204,7 @@ fn detach_all(session: Session) -> Result<(), Failure> {
     let interpreter = session.target.interpreter.clone();
     let pid = session.target.facts.id.pid;
     let mut family = Family::of(pid);
-    let done = detach(session, false);
+    let (_, done) = detach(session, false);
     cure_family(&mut family, &interpreter);
     done
 }

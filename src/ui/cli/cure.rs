@@ -63,6 +63,11 @@ fn one(pid: i32) -> Result<(), Box<dyn Error>> {
     for outcome in cured {
         match outcome {
             Cured::Gone => note(&format!("process {pid} is clean again")),
+            Cured::OtherProtocol { protocol } => {
+                left = Some(format!(
+                    "process {pid} has hooks of another version of pyheap (protocol {protocol}): use that version's `pyheap cure {pid}`"
+                ));
+            }
             Cured::Inert(why) => left = Some(format!("the hooks are out, but the memory stays for now: {why}")),
             Cured::InUse { owner } => left = Some(format!("pyheap (pid {owner}) is recording it: kill -INT {owner}")),
         }

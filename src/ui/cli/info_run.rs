@@ -73,6 +73,7 @@ fn collect(reader: &Reader) -> Result<Info, Box<dyn Error>> {
     let mut info = Info {
         files: files.collect(),
         target: sidecar.map(|sidecar| sidecar.header.facts.clone()),
+        detach_stop_micros: sidecar.and_then(|sidecar| sidecar.detach_stop_micros),
         start_seconds: reader.initial_time(),
         elapsed_seconds: reader.elapsed()?.as_secs_f64(),
         period_bytes: reader.period_bytes(),

@@ -11,7 +11,9 @@ use crate::collect::{Files, Outcome, Recorder, Stop};
 use crate::profile::facts::{EndReason, Facts};
 use crate::profile::names::{Part, ProfileNames, SuffixStyle};
 use crate::profile::reader::Reader;
+use crate::profile::sidecar::note_detach;
 use crate::report::human::{self, Human};
+use crate::report::info::describe_losses;
 use crate::report::leaks::render::{Detail, render};
 use crate::ui::output::note;
 use crate::ui::units;
@@ -130,7 +132,14 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     };
     let target = match &mut started {
         Some(program) => program.wait_for_python(&stop)?,
-        None => choose::target(args.process.or(args.pid))?,
+        None => match choose::target(args.process.or(args.pid)) {
+            Err(failure) if args.parent.is_some() && failure.code == code::NO_PROCESS => {
+                let pid = args.process.or(args.pid).unwrap_or_default();
+                note(&format!("child {pid} had ended before it could be recorded"));
+                return Ok(());
+            }
+            found => found?,
+        },
     };
     Ok(record(args, target, started.as_mut(), &stop)?)
 }
@@ -254,7 +263,15 @@ pub fn record(
             session.forget();
             Ok(())
         }
-        _ => detach(session, args.verbose),
+        _ => {
+            let (held, cured) = detach(session, args.verbose);
+            if let Some(held) = held {
+                // Who has removed the file is told below.
+                let names = outcome.names.as_ref().unwrap_or(&first);
+                let _ = note_detach(&names.path(Part::Sidecar), micros(held));
+            }
+            cured
+        }
     };
     cure_family(&mut family, &interpreter);
     let names = outcome.names.as_ref().unwrap_or(&first);
@@ -449,20 +466,21 @@ fn end_reason(stop: &Stop, program: Option<&mut Started>) -> EndReason {
     }
 }
 
-/// Takes the hooks out and says what could not be.
-///
-/// # Errors
-/// When hooks are left in the target.
-pub fn detach(session: Session, verbose: bool) -> Result<(), Failure> {
+/// Takes the hooks out and says what could not be. For how long that has held a thread, if anything was done.
+pub fn detach(session: Session, verbose: bool) -> (Option<Duration>, Result<(), Failure>) {
     let pid = session.target.facts.id.pid;
     let alive = session.target.facts.id;
     let cured = session.detach();
+    let mut stop = None;
     if let Ok(Cure::Clean(hijacks) | Cure::Inert { hijacks, .. }) = &cured
-        && verbose
+        && !hijacks.is_empty()
     {
-        note(&format!("detached: {}", steps(hijacks)));
+        stop = Some(held(hijacks));
+        if verbose {
+            note(&format!("detached: {}", steps(hijacks)));
+        }
     }
-    match cured {
+    let done = match cured {
         Ok(Cure::Clean(_)) => Ok(()),
         Ok(Cure::Inert { why, .. }) => {
             note(&format!(
@@ -472,13 +490,23 @@ pub fn detach(session: Session, verbose: bool) -> Result<(), Failure> {
         }
         Err(_) if !alive.is_alive() => Ok(()),
         Err(error) => Err(Failure::new(code::FAILED, error)),
-    }
+    };
+    (stop, done)
 }
 
 /// What attaching cost the target.
 fn cost(session: &Session) -> String {
     let steps = steps(session.hijacks());
     format!("attached: {steps}; domains wrapped as {:?}", session.modes)
+}
+
+/// For how long the steps have held a thread, all together.
+fn held(hijacks: &[Hijacked]) -> Duration {
+    hijacks.iter().map(|hijack| hijack.held).sum()
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn steps(hijacks: &[Hijacked]) -> String {
@@ -489,7 +517,7 @@ fn steps(hijacks: &[Hijacked]) -> String {
 fn facts(session: &Session, domains: u8) -> Facts {
     let process = &session.target.facts;
     let interpreter = &session.target.interpreter;
-    let held: Duration = session.hijacks().iter().map(|hijack| hijack.held).sum();
+    let held = held(session.hijacks());
     let domains = domain::NAMES
         .iter()
         .enumerate()
@@ -510,7 +538,7 @@ fn facts(session: &Session, domains: u8) -> Facts {
             .and_then(|name| name.nodename().to_str().map(str::to_owned)),
         domains,
         memory_limit_bytes: MemoryCgroup::of(process.id.pid).map(|group| group.limit_bytes),
-        attach_stop_micros: u64::try_from(held.as_micros()).ok(),
+        attach_stop_micros: Some(micros(held)),
         pyheap_version: Some(crate::VERSION.to_owned()),
         more,
     }
@@ -532,6 +560,12 @@ fn report(
         human::bytes(total.bytes),
         human::bytes(total.error95()),
     ));
+    if !outcome.losses.is_empty() {
+        note(&format!(
+            "lost or late while recording: {}",
+            describe_losses(&outcome.losses)
+        ));
+    }
     if names != first {
         note(&format!(
             "the period was raised meanwhile: the beginning is in {}, the end in {}",
