@@ -253,6 +253,24 @@ enum Purpose {
 }
 
 fn check_for(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
+    // Whatever could not be read of a process that has ended meanwhile: that it has ended is the reason.
+    examine(pid, purpose).map_err(|refusal| ended(pid).unwrap_or(refusal))
+}
+
+/// That a process is not there, or not any more.
+fn ended(pid: i32) -> Option<Refusal> {
+    match Facts::of(pid) {
+        Ok(facts) if facts.is_gone() && facts.thread_group == pid && reachable(pid) == pid => Some(Refusal::Ended {
+            pid,
+            name: facts.printable_name(),
+            state: facts.state,
+        }),
+        Ok(_) => None,
+        Err(source) => process::is_not_found(&source).then_some(Refusal::NoSuchProcess { pid }),
+    }
+}
+
+fn examine(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
     let facts = Facts::of(pid).map_err(|source| proc_error(pid, source))?;
     let name = || facts.printable_name();
     if facts.thread_group != pid {

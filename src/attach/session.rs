@@ -535,7 +535,12 @@ fn cure_region(
     // will call us.
     let verify = |text: &Range<u64>| {
         let now = structs.map(|address| read_allocator(&memory, address).ok().filter(|_| address != 0));
-        let is_bare = bare.iter().any(|bare| now == bare.map(Some));
+        // So do functions of the interpreter itself: where those keep what they call is searched below.
+        let is_own = |allocator: Allocator| {
+            let mut functions = allocator.functions.iter();
+            functions.all(|function| interpreter.text.iter().any(|text| text.contains(function)))
+        };
+        let is_bare = bare.iter().any(|bare| now == bare.map(Some)) || now.iter().all(|now| now.is_some_and(is_own));
         structs
             .iter()
             .zip(now)
@@ -783,17 +788,17 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
     let lock = id.and_then(|id| Lock::take(id, Lock::PATIENCE).ok()).flatten();
     let mut free = Vec::new();
     for found in regions(pid) {
-        match found {
-            Found::Region(identity) if identity.protocol < OLDEST_CURABLE => {
-                let protocol = identity.protocol;
-                done.push(Cured::OtherProtocol { protocol });
-            }
-            Found::Region(identity)
-                if let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid)) =>
-            {
-                done.push(Cured::InUse { owner });
-            }
-            found => free.push(found),
+        if let Found::Region(identity) = found
+            && identity.protocol < OLDEST_CURABLE
+        {
+            let protocol = identity.protocol;
+            done.push(Cured::OtherProtocol { protocol });
+        } else if let Found::Region(identity) = found
+            && let Some(owner) = user_of(pid, &identity).or(lock.is_none().then_some(identity.owner_pid))
+        {
+            done.push(Cured::InUse { owner });
+        } else {
+            free.push(found);
         }
     }
     for outcome in cure_regions(pid, interpreter, &free) {

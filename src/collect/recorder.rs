@@ -344,6 +344,7 @@ impl Recorder {
     /// # Panics
     /// Never: a thread that panicked counts as one that failed.
     pub fn finish(mut self, session: &Session, reason: &EndReason) -> Outcome {
+        self.note_pause();
         self.note_memory();
         self.stop.store(true, Ordering::Release);
         self.to_resolver = None;
