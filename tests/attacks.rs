@@ -3,13 +3,14 @@
 mod common;
 
 use common::interpreters::{self, Interpreter};
+use common::picture::Picture;
 use common::report::top;
 use common::target::Target;
-use common::{DEADLINE, pyheap, scratch, skipped, until};
+use common::{DEADLINE, each_of, golden, pyheap, scratch, skipped, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Up to 3.11 and from 3.12 on hooks and names work in different ways.
 fn representative() -> Vec<Interpreter> {
@@ -163,30 +164,38 @@ fn code_objects_that_differ_by_file_name_only() {
     }
 }
 
-/// pyheap is stopped while the target allocates heavily, so that the ring overflows: afterwards there is no leak that is none.
+/// pyheap is stopped (Ctrl-Z, a freezer) while the target allocates much more than the ring holds: afterwards there is no leak
+/// that is none, and the gap is shown, at the end and by `info`.
 #[test]
-fn a_pause_of_pyheap_makes_no_leak() {
-    for python in interpreters::some(&["3.8", "3.12"]) {
+fn a_pause_of_pyheap_makes_no_leak_and_is_shown() {
+    /// Of the ring, in bytes; each of its records is longer than 16.
+    const RING: f64 = 1024.0 * 1024.0;
+    /// A pause from which on it is told how long it was.
+    const LONG: Duration = Duration::from_secs(6);
+    each_of(2, &interpreters::some(&["3.8", "3.12"]), |python| {
         let dir = scratch();
         let base = path(&dir, "run");
-        let mut target = Target::start(&python, "hard.py", &["churn"]);
+        let mut target = Target::start(python, "hard.py", &["churn"]);
         // A short period makes many events.
         let recording = pyheap::record(target.pid, &base, &["--period", "1KiB"]);
         target.ask("GO", "GOING");
-        for _ in 0..3 {
-            recording.signal(Signal::SIGSTOP);
-            std::thread::sleep(Duration::from_millis(700));
-            recording.signal(Signal::SIGCONT);
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        let begun = Instant::now();
+        recording.signal(Signal::SIGSTOP);
+        until("the stop", DEADLINE, || (state(recording.pid()) == 'T').then_some(()));
+        // Nobody reads the ring meanwhile.
+        let bytes = target.ask("VOLUME", "VOLUME")["bytes"].as_f64().expect("a number");
+        assert!(bytes / 1024.0 > 2.0 * RING / 16.0, "{bytes} B make too few records");
+        std::thread::sleep(LONG.saturating_sub(begun.elapsed()));
+        recording.signal(Signal::SIGCONT);
+        target.ask("VOLUME", "VOLUME");
         target.ask("FREE", "FREED");
-        recording.interrupt();
+        let end = recording.interrupt();
+        for what in ["events_lost_ring_full", "milliseconds_pyheap_stood_still"] {
+            assert!(end.stderr.contains(what), "{}: no {what}: {}", python.name, end.stderr);
+        }
         let info = pyheap::run(["info", &base]).expect_code(0);
-        assert!(
-            info.stdout.contains("events_lost_ring_full"),
-            "it did not overflow: {}",
-            info.stdout
-        );
+        let info = info.expect_stdout("events_lost_ring_full");
+        info.expect_stdout("milliseconds_pyheap_stood_still");
         let rows = top(&base, &["--by", "function"]).rows;
         let left: f64 = rows
             .iter()
@@ -195,5 +204,68 @@ fn a_pause_of_pyheap_makes_no_leak() {
             .sum();
         assert!(left == 0.0, "{}: {left} B are alive, and all were freed", python.name);
         target.exit_cleanly();
-    }
+    });
+}
+
+/// Writes to the memory of our own child.
+fn poke(pid: i32, at: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt as _;
+    let memory = std::fs::File::options().write(true).open(format!("/proc/{pid}/mem"));
+    memory
+        .and_then(|memory| memory.write_all_at(bytes, at))
+        .expect("our own child's memory");
+}
+
+/// Hooks that a killed pyheap of another version has left are replaced, if that version follows the rules, and refused untouched
+/// if not.
+#[test]
+fn hooks_of_another_version() {
+    /// Where a region says which protocol it speaks.
+    const PROTOCOL: u64 = 16;
+    each_of(2, &interpreters::some(&["3.8", "3.12"]), |python| {
+        let dir = scratch();
+        let mut target = Target::start(python, "hard.py", &["busy"]);
+        let pid = target.pid.to_string();
+        let clean = Picture::of(target.pid);
+        for (protocol, remedy) in [(1_u32, "none"), (1000, "cure"), (1000, "record")] {
+            let recording = pyheap::record(target.pid, &path(&dir, "run"), &[]);
+            recording.signal(Signal::SIGKILL);
+            recording.finish(DEADLINE);
+            let info = pyheap::run(["info", &pid, "--json"]).expect_code(0).stdout;
+            let info: Value = serde_json::from_str(&info).expect("JSON");
+            let base = info["regions"][0]["base"].as_u64().expect("a region");
+            let mut own = [0; 4];
+            {
+                use std::os::unix::fs::FileExt as _;
+                let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("our own child");
+                memory.read_exact_at(&mut own, base + PROTOCOL).expect("our own child");
+            }
+            poke(target.pid, base + PROTOCOL, &protocol.to_le_bytes());
+            let again = path(&dir, "again");
+            let record = || pyheap::run(["record", &pid, "--duration", "100ms", "-o", &again]);
+            match remedy {
+                "none" => {
+                    let before = Picture::of(target.pid);
+                    golden::check("hooks_of_an_old_version", 6, record(), &[(&pid, "PID")]);
+                    let now = Picture::of(target.pid);
+                    assert_eq!((before.fds, before.status), (now.fds, now.status));
+                    assert_eq!(before.private_code, now.private_code);
+                    let cure = pyheap::run(["cure", &pid]).expect_code(1);
+                    cure.expect_stderr("another version");
+                    poke(target.pid, base + PROTOCOL, &own);
+                    pyheap::run(["cure", &pid]).expect_code(0);
+                }
+                "cure" => drop(pyheap::run(["cure", &pid]).expect_code(0)),
+                _ => drop(record().expect_code(0)),
+            }
+            let info = pyheap::run(["info", &pid]).expect_code(0);
+            let info = info.expect_stdout("nothing of pyheap is in it").stdout;
+            let now = Picture::of(target.pid);
+            assert_eq!(clean.fds, now.fds, "{}, {protocol}", python.name);
+            assert_eq!(clean.status, now.status, "{}, {protocol}: {info}", python.name);
+            let status = target.ask("STATUS", "STATUS");
+            assert_eq!(status["wrong"], 0, "{}, {protocol}: {status}", python.name);
+        }
+        target.exit_cleanly();
+    });
 }

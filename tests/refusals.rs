@@ -345,3 +345,144 @@ fn nowhere_to_write() {
     assert_eq!(before.differences(&Picture::of(target.pid), ""), Vec::<String>::new());
     target.exit_cleanly();
 }
+
+/// What is no process that could be entered: a thread, a zombie, a part of the kernel.
+#[test]
+fn no_program() {
+    let dir = scratch();
+    let base = dir.path().join("run");
+    let Some(python) = interpreters::any() else {
+        skip!("no_program", "no CPython found")
+    };
+    let target = Target::start(&python, "hard.py", &["busy"]);
+    let pid = target.pid.to_string();
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .expect("our own child")
+        .flatten();
+    let thread = threads
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .find(|tid| *tid != pid);
+    let thread = thread.expect("it has eight");
+    let end = refused(thread.parse().expect("a number"), &base);
+    golden("thread", 3, end, &[(&thread, "TID"), (&pid, "PID")]);
+    target.exit_cleanly();
+
+    let mut zombie = Command::new("true").spawn().expect("true runs");
+    let pid = zombie.id().to_string();
+    until("the end", DEADLINE, || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.contains(") Z ").then_some(())
+    });
+    golden(
+        "zombie",
+        3,
+        refused(pid.parse().expect("a number"), &base),
+        &[(&pid, "PID")],
+    );
+    zombie.wait().expect("our own child");
+
+    // The number of the kernel's thread that starts all others; a container has none.
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd") {
+        golden("kernel_thread", 5, refused(2, &base), &[]);
+    } else {
+        common::skipped("no_program", "no thread of the kernel is to be seen here");
+    }
+    no_files(dir.path());
+}
+
+/// One's own process that has forbidden to be looked into.
+#[test]
+fn not_dumpable() {
+    const TEST: &str = "not_dumpable";
+    let python = interpreters::some(&["deb-3.11"]).into_iter().next();
+    let Some(python) = python.filter(|_| is_root() && have("setpriv")) else {
+        skip!(TEST, "needs root rights, setpriv and the system's Python")
+    };
+    let dir = scratch();
+    let other = [
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--inh-caps=-all",
+        "--",
+    ];
+    let copy = dir.path().join("pyheap");
+    std::fs::copy(common::pyheap::binary(), &copy).expect("room for a copy");
+    for file in ["states.py", "protocol.py"] {
+        std::fs::copy(common::target_script(file), dir.path().join(file)).expect("room for a copy");
+    }
+    let mut command = Command::new("setpriv");
+    command
+        .args(other)
+        .arg(&python.path)
+        .arg(dir.path().join("states.py"))
+        .arg("not_dumpable");
+    let mut target = Target::start_command(command, TEST);
+    let before = Picture::of(target.pid);
+    let pid = target.pid.to_string();
+    let mut command = Command::new("setpriv");
+    command
+        .args(other)
+        .arg(&copy)
+        .args(["record", &pid, "--duration", "1s", "-o", "/tmp/pyheap-never-written"]);
+    let run = start_command(command).finish(DEADLINE);
+    golden("not_dumpable", 4, run, &[(&pid, "PID")]);
+    let now = Picture::of(target.pid);
+    assert_eq!((before.fds, before.status), (now.fds, now.status));
+    target.ask("EXIT", "DONE");
+    assert!(target.wait().success());
+}
+
+/// The words and exit codes of refusals for which this machine would have to be another one.
+#[test]
+fn words_of_the_others() {
+    use pyheap::attach::preflight::NoPermission;
+    use pyheap::attach::{AttachError, FindError, Refusal};
+    use pyheap_injector::seccomp::Forbidden;
+    let permission = |reason| Refusal::NotPermitted { pid: 4242, reason };
+    let refusals = [
+        ("shadow_stack", Refusal::ShadowStack { pid: 4242 }),
+        (
+            "seccomp_strict",
+            Refusal::Seccomp {
+                pid: 4242,
+                why: Forbidden::Strict,
+            },
+        ),
+        ("yama_1", permission(NoPermission::YamaParents)),
+        ("yama_2", permission(NoPermission::YamaAdministrators)),
+        ("yama_3", permission(NoPermission::YamaNobody)),
+        (
+            "starting_up",
+            Refusal::Python(FindError::NotInitialised {
+                pid: 4242,
+                version: pyheap::frames::PyVersion {
+                    major: 3,
+                    minor: 12,
+                    micro: 0,
+                    release: 0xf0,
+                },
+            }),
+        ),
+    ];
+    let errors = [
+        ("busy", AttachError::Busy { pid: 4242 }),
+        (
+            "no_symbol",
+            AttachError::NoSymbol {
+                pid: 4242,
+                symbol: "PyMem_GetAllocator",
+            },
+        ),
+    ];
+    let refusals = refusals
+        .into_iter()
+        .map(|(name, refusal)| (name, refusal.exit_code(), refusal.to_string()));
+    let errors = errors
+        .into_iter()
+        .map(|(name, error)| (name, error.exit_code(), error.to_string()));
+    for (name, code, words) in refusals.chain(errors) {
+        let said = format!("error: {words}");
+        common::golden::check_line(name, code.into(), Some(code.into()), &said, &[("4242", "PID")]);
+    }
+}

@@ -4,7 +4,8 @@
     python hard.py zombie            -> STATUS   <- STATUS {"rounds"}   the main thread has ended, another one answers
     python hard.py signals           -> STATUS   <- STATUS {"count"}   counts SIGRTMIN
     python hard.py replace N         -> GO       <- DONE {"sizes": {file: bytes}}   functions that differ by file name only
-    python hard.py churn             -> GO       <- GOING, then -> FREE <- FREED   allocates heavily, then frees it all
+    python hard.py churn             -> GO       <- GOING, -> VOLUME <- VOLUME {"bytes"}: so much was allocated meanwhile, at least;
+                                     then -> FREE <- FREED   allocates heavily, then frees it all
     -> EXIT
 """
 import ctypes
@@ -101,12 +102,21 @@ def churn():
             if len(kept) > 20000:
                 del kept[:15000]
 
+    def volume():
+        # 100 to 4000 bytes in steps of 3.
+        for _ in range(60):
+            kept.extend(map(bytes, range(100, 4000, 3)))
+            del kept[:-1300]
+        return {"bytes": 60 * sum(range(100, 4000, 3))}
+
     thread = threading.Thread(target=run)
     while True:
         command = commands.next()
         if command == "GO":
             thread.start()
             say("GOING")
+        elif command == "VOLUME":
+            say("VOLUME", volume())
         elif command == "FREE":
             stop.set()
             thread.join()

@@ -2,7 +2,7 @@
 
     python states.py STATE
     -> STATUS   <- STATUS {"steps", "wrong": [...]}     steps must go on, wrong stay empty
-    -> GAP      <- GAP {"ms"}   the longest time that the main thread saw itself not running (state ticker only)
+    -> GAP      <- GAP {"ms"}   the longest time that the main thread saw itself not running (states ticker… only)
     -> EXIT     <- DONE
 
 Each state is a function that sets itself up and returns a step, which the main thread makes again and again; a step returns
@@ -98,6 +98,13 @@ def ticker():
             GAP[0] = max(GAP[0], now - last)
             last = now
     return step
+
+
+@state
+def ticker_beside_others():
+    for _ in range(8):
+        thread(threading.Event().wait)
+    return ticker()
 
 
 @state
@@ -270,13 +277,65 @@ def faulthandler_on():
     import faulthandler
     faulthandler.enable()
     faulthandler.dump_traceback_later(3600)
+    # Its thread is there at once, but begins by changing its mask: the C library blocks its own two signals until then.
+    end = time.monotonic() + 60
+    while any(starting(tid) for tid in os.listdir("/proc/self/task")) and time.monotonic() < end:
+        time.sleep(0.001)
     return check
+
+
+def starting(tid):
+    with open("/proc/self/task/%s/status" % tid) as f:
+        mask = next(line for line in f if line.startswith("SigBlk"))
+    return int(mask.split()[1], 16) >> 31 & 3 != 0
 
 
 @state
 def tracemalloc_on():
     import tracemalloc
     tracemalloc.start()
+    return check
+
+
+def native(name):
+    """A library of tests/targets/*.c that the test has built."""
+    return ctypes.CDLL(os.path.join(os.environ["NATIVE"], name + ".so"))
+
+
+@state
+def native_handler_allocates():
+    # A handler in C that asks Python's raw domain for memory, wherever it comes, while the main thread does the same all the
+    # time. The domain's own allocator, which both reach in the end, is fit for that.
+    lib = native("handler")
+    lib.start(500)
+
+    def step():
+        wrong = lib.work(2000)
+        return "%d blocks were overwritten" % wrong if wrong else None
+    KEEP.append(lib)
+    return step
+
+
+@state
+def live_tiles_and_vectors():
+    # All vector registers, and the tiles of AMX where there are any, hold known values most of the time.
+    lib = native("registers")
+    lib.check.argtypes = [ctypes.c_long]
+
+    def compare():
+        if lib.check(2000):
+            WRONG.append("a register has changed")
+    for _ in range(2):
+        forever(compare)
+    return compare
+
+
+@state
+def alternate_signal_stack():
+    # The handler runs there, in C and for most of the time: faulthandler's is installed by the interpreter in each thread.
+    lib = native("handler")
+    if lib.start_on_own_stack(200) != 0:
+        WRONG.append("sigaltstack")
     return check
 
 
@@ -366,11 +425,31 @@ def blocked_in_vfork():
     return step
 
 
+@state
+def shutting_down():
+    # The interpreter is finalizing and waits for an object to be finalised.
+    class Last(object):
+        def __del__(self, read=os.read, write=os.write):
+            write(1, b"SHUTDOWN\n")
+            read(0, 100)
+            write(1, b"DONE\n")
+    last = Last()
+    last.me = last
+
+    def step():
+        # Past the last command: main() returns, and the interpreter's last collection finds the object.
+        return "end"
+    sys.modules["pyheap_last"] = last
+    return step
+
+
 def main():
     commands = Commands()
     step = STATES[sys.argv[1]]()
     steps = 0
     ready()
+    if sys.argv[1] == "shutting_down":
+        return
     while True:
         problem = step()
         if problem:
