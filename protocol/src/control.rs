@@ -211,8 +211,12 @@ pub struct PyLayout {
     /// Distance (i32) from the thread pointer to where a thread keeps the address of its `PyThreadState`, for interpreters
     /// whose functions have no names.
     pub own_tstate: u32,
+    /// Distance (i32) from the thread pointer to where the C library keeps the thread's number (`gettid`), an i32.
+    pub thread_number: u32,
+    /// Nothing.
+    pub reserved: u32,
 }
-const _: () = assert!(size_of::<PyLayout>() == 30 * 4);
+const _: () = assert!(size_of::<PyLayout>() == 32 * 4);
 
 impl PyLayout {
     /// A field that this version does not have.
@@ -281,7 +285,7 @@ pub struct Config {
     /// Offsets for the frame walk.
     pub layout: PyLayout,
 }
-const _: () = assert!(size_of::<Config>() == 21 * 8 + 8 + 120);
+const _: () = assert!(size_of::<Config>() == 21 * 8 + 8 + 128);
 
 /// Counted by the shim, under its lock unless said otherwise. All only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -433,7 +437,7 @@ pub struct Control {
     /// Keeps what follows aligned.
     pub config: Config,
     /// Nothing; makes the struct whole pages together with what follows.
-    pub reserved7: [u64; 11],
+    pub reserved7: [u64; 10],
     /// Per-thread slots.
     pub slots: [Slot; SLOTS],
     /// How many live samples have an address in each 256 bytes of memory (every 16 MiB share a cell; 255 = as many or more,
@@ -451,7 +455,7 @@ const CONTROL_HEAD: usize = 64 * 6
     + 7 * 8
     + DEFERRED * 8
     + size_of::<Config>()
-    + 11 * 8
+    + 10 * 8
     + SLOTS * 64
     + CELLS
     + BUCKETS * 4;

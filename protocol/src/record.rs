@@ -61,7 +61,7 @@ pub struct Alloc {
     pub address: u64,
     /// What the program asked for, in bytes.
     pub size: u64,
-    /// Thread pointer of the allocating thread.
+    /// Number of the allocating thread as its own pid namespace counts, 0 if it is not known.
     pub thread: u64,
     /// Stack id; 0 = lost, see [`crate::Counters::lost_stacks`].
     pub stack: u64,

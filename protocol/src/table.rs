@@ -18,7 +18,7 @@ pub struct Entry {
     pub size: u64,
     /// Stack id; in an empty entry the next empty one (index + 1).
     pub stack: u64,
-    /// Thread pointer of the allocating thread.
+    /// Number of the allocating thread as its own pid namespace counts, 0 if it is not known.
     pub thread: u64,
     /// Period under which it was sampled, in bytes.
     pub period: u64,

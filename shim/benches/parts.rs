@@ -304,16 +304,17 @@ fn live_table(bencher: Bencher<'_, '_>, live: u64) {
         id,
         size: 64,
         stack: 1,
+        thread: 1,
         domain: 2,
         period: 131_072,
     };
-    (1..=live).for_each(|n| assert!(live::insert(address(n), 1, entry(n))));
+    (1..=live).for_each(|n| assert!(live::insert(address(n), entry(n))));
     let mut n = 0;
     bencher.bench_local(|| {
         n = n % live + 1;
         let at = address(sampler::mix(n) % live + 1);
         live::remove(at);
-        live::insert(at, 1, entry(n))
+        live::insert(at, entry(n))
     });
     (1..=live).for_each(|n| assert!(live::remove(address(n)).is_some()));
 }
@@ -326,10 +327,11 @@ fn free_of_an_unsampled_block(bencher: Bencher<'_, '_>, live: u64) {
         id: 1,
         size: 64,
         stack: 1,
+        thread: 1,
         domain: 2,
         period: 131_072,
     };
-    (1..=live).for_each(|n| assert!(live::insert(address(n), 1, entry)));
+    (1..=live).for_each(|n| assert!(live::insert(address(n), entry)));
     let mut n = 0_u64;
     bencher.bench_local(|| {
         n += 1;

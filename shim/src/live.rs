@@ -64,6 +64,8 @@ pub struct Sample {
     pub size: u64,
     /// Stack id.
     pub stack: u64,
+    /// Number of the thread.
+    pub thread: u64,
     /// Domain.
     pub domain: u8,
     /// Period under which it was sampled.
@@ -81,6 +83,7 @@ pub fn remove(address: u64) -> Option<Sample> {
                 id: e.id.load(Ordering::Relaxed),
                 size: e.size.load(Ordering::Relaxed),
                 stack: e.stack.load(Ordering::Relaxed),
+                thread: e.thread.load(Ordering::Relaxed),
                 domain: e.domain.load(Ordering::Relaxed) as u8,
                 period: e.period.load(Ordering::Relaxed),
             };
@@ -114,7 +117,7 @@ pub fn thin(index: u64, period: u64) {
 }
 
 /// Enters a sample at `address`, which is not in the table. Under the lock. False when there is no room.
-pub fn insert(address: u64, thread: u64, sample: Sample) -> bool {
+pub fn insert(address: u64, sample: Sample) -> bool {
     let free = control!(slab_free).load(Ordering::Relaxed) as u32;
     let index = if free != 0 {
         free
@@ -135,7 +138,7 @@ pub fn insert(address: u64, thread: u64, sample: Sample) -> bool {
     e.address.store(address, Ordering::Release);
     e.size.store(sample.size, Ordering::Release);
     e.stack.store(sample.stack, Ordering::Release);
-    e.thread.store(thread, Ordering::Release);
+    e.thread.store(sample.thread, Ordering::Release);
     e.period.store(sample.period, Ordering::Release);
     e.domain.store(u32::from(sample.domain), Ordering::Release);
     e.next.store(head.load(Ordering::Relaxed), Ordering::Release);

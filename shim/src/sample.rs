@@ -2,6 +2,7 @@
 
 use crate::live::Sample;
 use crate::state::{add, bump, config, control, count, word};
+use crate::sys::number;
 use crate::{frames, live, ring};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -88,11 +89,11 @@ pub fn enter(address: u64, size: u64, domain: u8, thread: u64, period: u64) {
     let stack = frames::stack_id(thread);
     put_in(
         address,
-        thread,
         Sample {
             id: 0,
             size,
             stack,
+            thread: number(thread),
             domain,
             period,
         },
@@ -123,7 +124,7 @@ pub fn leave(address: u64, thread: u64) -> Option<Sample> {
 #[inline(never)]
 pub fn enter_again(address: u64, was: Sample, thread: u64) {
     if let Ask::Got = ask(thread) {
-        put_in(address, thread, was);
+        put_in(address, was);
         unlock();
     } else {
         count!(contended);
@@ -160,14 +161,14 @@ fn period() -> &'static AtomicU64 {
     word::<{ offset_of!(Control, config.period) }>()
 }
 
-fn put_in(address: u64, thread: u64, mut sample: Sample) {
+fn put_in(address: u64, mut sample: Sample) {
     sample.id = control!(last_id).load(Ordering::Relaxed) + 1;
     // Picked under a shorter period than now: one in so many stays.
     if !keeps(sample.id, sample.size, sample.period, config!(period)) {
         control!(last_id).store(sample.id, Ordering::Release);
         return;
     }
-    if !live::insert(address, thread, sample) {
+    if !live::insert(address, sample) {
         count!(lost_bytes, sample.size);
         return;
     }
@@ -184,7 +185,7 @@ fn put_in(address: u64, thread: u64, mut sample: Sample) {
         id: sample.id,
         address,
         size: sample.size,
-        thread,
+        thread: sample.thread,
         stack: sample.stack,
         period: sample.period,
     }) {

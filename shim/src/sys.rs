@@ -1,6 +1,7 @@
 //! The kernel and the processor: raw system calls (only while starting) and the thread pointer.
 
 use core::arch::asm;
+use pyheap_protocol::PyLayout;
 
 /// `madvise` of x86-64.
 const SYS_MADVISE: u64 = 28;
@@ -32,6 +33,18 @@ pub fn thread() -> u64 {
     // every thread that can call malloc has one.
     unsafe { asm!("mov {}, fs:0", out(reg) pointer, options(nostack, preserves_flags, readonly, pure)) };
     pointer
+}
+
+/// The calling thread's number (`gettid`), where the C library keeps it; 0 where that is not known.
+pub fn number(thread: u64) -> u64 {
+    let distance = crate::state::layout!(thread_number) as u32;
+    if distance == PyLayout::ABSENT {
+        return 0;
+    }
+    let at = thread.wrapping_add(i64::from(distance as i32) as u64) as *const u32;
+    // SAFETY: the host has found that the threads of the interpreter have their numbers at this distance: it lies in the
+    // C library's own block of a thread, which every thread has that can call malloc.
+    u64::from(unsafe { at.read_volatile() })
 }
 
 /// The stack pointer, somewhere within the calling function's frame.

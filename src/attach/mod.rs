@@ -19,6 +19,7 @@ pub mod preflight;
 pub mod process;
 pub mod session;
 pub mod symbols;
+pub mod thread_number;
 
 pub use candidates::Candidate;
 pub use find_error::FindError;

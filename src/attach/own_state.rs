@@ -23,7 +23,11 @@ const MAX_THREADS: usize = 4096;
 const MAX_TLS_BYTES: u64 = 64 << 10;
 
 /// The threads of the main interpreter: thread pointer and state.
-fn threads(mem: &impl RemoteMemory, runtime: RemoteAddr, layout: &Layout) -> Result<Vec<(u64, u64)>, MemoryError> {
+pub(super) fn threads(
+    mem: &impl RemoteMemory,
+    runtime: RemoteAddr,
+    layout: &Layout,
+) -> Result<Vec<(u64, u64)>, MemoryError> {
     let word = |base: u64, offset: u64| mem.read_u64(RemoteAddr(base.wrapping_add(offset)));
     let main = word(runtime.0, layout.runtime.interpreters_main)?;
     let mut state = word(main, layout.interpreter.threads_head)?;

@@ -7,6 +7,7 @@
 use super::interpreter::Interpreter;
 use super::preflight::Target;
 use super::process::ProcessId;
+use super::thread_number;
 use crate::frames::Layout;
 use crate::frames::layout::TopFrame;
 use procfs::process::{MMapPath, MemoryMap};
@@ -858,13 +859,13 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
         domains: options.domains,
         // Without the GIL, mem and obj are mimalloc.
         allow_pymalloc: u32::from(options.period >= SHORTEST_ROUTED_PERIOD && !interpreter.layout.free_threaded),
-        layout: py_layout(interpreter),
+        layout: py_layout(interpreter, pid),
         ..infection.config()
     })
 }
 
 /// The offsets that the shim's frame walk uses.
-fn py_layout(interpreter: &Interpreter) -> PyLayout {
+fn py_layout(interpreter: &Interpreter, pid: i32) -> PyLayout {
     let Layout {
         thread,
         frame,
@@ -881,6 +882,8 @@ fn py_layout(interpreter: &Interpreter) -> PyLayout {
         TopFrame::Direct(offset) => (PyLayout::WALK_CURRENT, offset, 0),
         TopFrame::ByCFrame { cframe, current_frame } => (PyLayout::WALK_CFRAME, cframe, current_frame),
     };
+    let memory = ProcessMemory::new(pid);
+    let thread_number = thread_number::distance(&memory, interpreter.runtime, &interpreter.layout, pid);
     PyLayout {
         version: u32::from(interpreter.version.minor) << 8 | u32::from(interpreter.version.micro),
         walk,
@@ -913,6 +916,8 @@ fn py_layout(interpreter: &Interpreter) -> PyLayout {
         code_tlbc: maybe(code.tlbc),
         // A distance of -1 would not be aligned, so it is none.
         own_tstate: interpreter.own_state.map_or(PyLayout::ABSENT, i32::cast_unsigned),
+        thread_number: thread_number.map_or(PyLayout::ABSENT, i32::cast_unsigned),
+        reserved: 0,
     }
 }
 
