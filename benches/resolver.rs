@@ -5,8 +5,9 @@ use pyheap::collect::Live;
 use pyheap::collect::drain::Chunk;
 use pyheap::collect::names::Names;
 use pyheap::collect::resolve::Resolver;
+use pyheap::collect::threads::Threads;
 use pyheap::frames::Layout;
-use pyheap_injector::ProcessMemory;
+use pyheap_injector::{ProcessMemory, RemoteAddr};
 use pyheap_protocol::record::{Alloc, Free, Head, Stack, kind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -69,9 +70,11 @@ fn samples(chunk: u64) -> Vec<u8> {
 
 fn main() {
     let layout = Layout::of_minor(12).expect("a known version");
-    let names = Names::new(layout, ProcessMemory::new(0));
+    let memory = ProcessMemory::new(0);
+    let names = Names::new(layout, memory);
+    let threads = Threads::of(memory, RemoteAddr::NULL, layout, None);
     let live = Arc::new(Mutex::new(Live::new(131_072)));
-    let resolver = Resolver::new(names, Arc::clone(&live), 7);
+    let resolver = Resolver::new(names, threads, Arc::clone(&live), 7);
     let (send, chunks) = bounded(CHUNKS as usize + 1);
     let at = Duration::ZERO;
     send.send(Chunk::Records { at, bytes: stacks() })

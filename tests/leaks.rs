@@ -101,7 +101,14 @@ fn leaks_are_found_and_nothing_else_is_blamed() {
             0.2 * seconds < median && median < 0.8 * seconds && median < oldest,
             "{site:#}"
         );
-        assert!(site["objects"].as_f64().unwrap() >= 30.0, "{site:#}");
+        let objects = site["objects"].as_f64().unwrap();
+        assert!(objects >= 30.0, "{site:#}");
+        // Every survivor has a type, or is counted as one without.
+        let of_types = site["types"].as_array().unwrap().iter();
+        let of_types: f64 = of_types.map(|row| row["objects"].as_f64().unwrap()).sum();
+        assert!((of_types - objects).abs() < 0.5, "{site:#}");
+        // A program without `threading` has the name that the kernel knows.
+        assert!(site["thread"].is_string(), "{site:#}");
     }
     let rare = report["leaks"]
         .as_array()

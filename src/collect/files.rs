@@ -1,9 +1,11 @@
 //! The files of a recording: one profile, or several in a row when the period changes, since a profile has one period.
 
+use super::live::KindCounts;
 use crate::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use crate::profile::names::{ProfileNames, SuffixStyle};
 use crate::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// What is being written.
@@ -16,6 +18,7 @@ pub struct Files {
     started: SystemTime,
     /// When the present profile began, since the start of the recording.
     begun: Duration,
+    period: u64,
     /// Profiles so far.
     parts: u32,
     /// Events in those before the present one.
@@ -36,6 +39,7 @@ impl Files {
             facts,
             started,
             begun: Duration::ZERO,
+            period,
             parts: 1,
             events_before: 0,
         })
@@ -61,6 +65,7 @@ impl Files {
         self.events_before += self.now.event_count();
         self.now = next;
         self.begun = at;
+        self.period = period;
         self.parts += 1;
         Ok(())
     }
@@ -104,9 +109,13 @@ impl Files {
         self.now.stack(stack, domain, trace);
     }
 
+    /// See [`ProfileWriter::thread`].
+    pub fn thread(&mut self, thread: u32, name: &str) {
+        self.now.thread(thread, name);
+    }
+
     /// An allocation; times are since the start of the recording.
-    pub fn alloc(&mut self, at: Duration, trace: u32, size: u64, domain: u8) {
-        let detail = AllocDetail { domain, thread: 0 };
+    pub fn alloc(&mut self, at: Duration, trace: u32, size: u64, detail: AllocDetail) {
         self.now.alloc(at.saturating_sub(self.begun), trace, size, detail);
     }
 
@@ -118,6 +127,21 @@ impl Files {
     /// The target's memory.
     pub fn memory(&mut self, at: Duration, sample: &MemorySample) {
         self.now.memory(at.saturating_sub(self.begun), sample);
+    }
+
+    /// What the live samples are at a moment, of the profile with this period: nothing is written if that is not the present one.
+    pub fn kinds(&mut self, at: Duration, period: u64, counts: &KindCounts, names: &[Arc<str>]) {
+        if period != self.period {
+            return;
+        }
+        for (&trace, counts) in counts {
+            let counts = counts.iter().map(|(&(kind, size), &count)| {
+                let name = names.get(kind.index()).map_or("(unknown)", |name| name);
+                (name, size, count)
+            });
+            self.now.types(trace, counts);
+        }
+        self.now.typed(at.saturating_sub(self.begun));
     }
 
     /// See [`ProfileWriter::survivors`]; what was allocated in an earlier profile has the time of this one's beginning.

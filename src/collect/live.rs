@@ -2,8 +2,56 @@
 
 use super::tree::NamedFrame;
 use crate::profile::sampling;
+use pyheap_protocol::domain;
 use pyheap_protocol::thin::keeps;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Blocks that wait to be looked at, at most.
+const MAX_QUEUE: usize = 4 << 20;
+
+/// What a block holds: a number in [`Live::kinds`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Kind(u16);
+
+impl Kind {
+    /// Nobody has looked, or it was gone by then.
+    pub const UNKNOWN: Self = Self(0);
+    /// A block of the raw domain.
+    pub const RAW_BUFFER: Self = Self(1);
+    /// A block of the mem domain.
+    pub const MEM_BUFFER: Self = Self(2);
+    /// A block of the obj domain without an object.
+    pub const OBJ_BUFFER: Self = Self(3);
+    /// An object of one of too many types.
+    pub const OTHER: Self = Self(4);
+    const NAMES: [&'static str; 5] = [
+        "(unknown)",
+        "buffer (raw)",
+        "buffer (mem)",
+        "buffer (obj)",
+        "(one of too many types)",
+    ];
+
+    /// What is known of a block by its domain alone.
+    #[must_use]
+    pub const fn of_domain(domain: u8) -> Self {
+        match domain {
+            domain::RAW => Self::RAW_BUFFER,
+            domain::MEM => Self::MEM_BUFFER,
+            _ => Self::UNKNOWN,
+        }
+    }
+
+    /// Its place in the list of names.
+    #[must_use]
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// How many live samples of a trace are of a kind and a size, by trace.
+pub type KindCounts = BTreeMap<u32, BTreeMap<(Kind, u64), u64>>;
 
 /// A live sample.
 #[derive(Debug, Clone, Copy)]
@@ -16,6 +64,10 @@ pub struct Sample {
     pub period: u64,
     /// When it was allocated, in milliseconds since the start.
     pub born: u64,
+    /// Where it is in the target.
+    pub address: u64,
+    /// What it holds.
+    pub kind: Kind,
 }
 
 /// Estimated quantities with their variance.
@@ -64,6 +116,8 @@ pub struct Trace {
     pub site: NamedFrame,
     /// Allocator domain.
     pub domain: u8,
+    /// Number of the thread; 0 if it is not known, or not kept apart.
+    pub thread: u32,
     /// What is live of it.
     pub live: Estimate,
 }
@@ -75,6 +129,10 @@ pub struct Live {
     /// By trace index - 1.
     pub traces: Vec<Trace>,
     samples: HashMap<u64, Sample>,
+    /// Names of what blocks hold, by the number of the kind.
+    pub kinds: Vec<Arc<str>>,
+    /// Samples whose kind is not known yet, oldest first.
+    queue: VecDeque<u64>,
     /// Sum over all traces.
     pub total: Estimate,
     /// Samples taken since the start.
@@ -96,6 +154,8 @@ impl Live {
             period,
             traces,
             samples,
+            kinds: Kind::NAMES.map(Arc::from).to_vec(),
+            queue: VecDeque::new(),
             total,
             sampled: 0,
             unresolved: 0,
@@ -110,6 +170,9 @@ impl Live {
             return false;
         }
         self.samples.insert(id, sample);
+        if sample.kind == Kind::UNKNOWN {
+            self.queue_again(std::iter::once(id));
+        }
         self.sampled += 1;
         self.count(sample.trace, sample.size, 1.0);
         true
@@ -218,6 +281,69 @@ impl Live {
         births
     }
 
+    /// How many samples wait for somebody to look at what they hold.
+    #[must_use]
+    pub fn queue_len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Takes the first of them, and says what it is if it is still alive. `None` if it was born after `before`, in milliseconds
+    /// since the start.
+    pub fn next_queued(&mut self, before: u64) -> Option<(u64, Option<Sample>)> {
+        let id = *self.queue.front()?;
+        let sample = self.samples.get(&id).copied();
+        if sample.is_some_and(|sample| sample.born > before) {
+            return None;
+        }
+        self.queue.pop_front();
+        Some((id, sample))
+    }
+
+    /// Puts samples at the end of that queue, if it has room.
+    pub fn queue_again(&mut self, ids: impl Iterator<Item = u64>) {
+        let room = MAX_QUEUE.saturating_sub(self.queue.len());
+        self.queue.extend(ids.take(room));
+    }
+
+    /// What a sample holds is known now.
+    pub fn set_kind(&mut self, id: u64, kind: Kind) {
+        if let Some(sample) = self.samples.get_mut(&id) {
+            sample.kind = kind;
+        }
+    }
+
+    /// A type that was not met before. There are at most some 16,000.
+    pub fn add_kind(&mut self, name: &Arc<str>) -> Kind {
+        let Ok(number) = u16::try_from(self.kinds.len()) else {
+            return Kind::OTHER;
+        };
+        self.kinds.push(Arc::clone(name));
+        Kind(number)
+    }
+
+    /// What the live samples of each trace hold.
+    #[must_use]
+    pub fn kind_counts(&self) -> KindCounts {
+        let mut counts = KindCounts::new();
+        for sample in self.samples.values() {
+            let of_trace = counts.entry(sample.trace).or_default();
+            *of_trace.entry((sample.kind, sample.size)).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The number of live samples.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// True if nothing is alive.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.samples.is_empty()
+    }
+
     /// True if this sample is live.
     #[must_use]
     pub fn contains(&self, id: u64) -> bool {
@@ -237,6 +363,7 @@ mod tests {
                 function: "f".into(),
             },
             domain: 0,
+            thread: 0,
             live: Estimate::default(),
         }
     }
@@ -247,6 +374,8 @@ mod tests {
             size,
             period: 131_072,
             born: 0,
+            address: 0,
+            kind: Kind::RAW_BUFFER,
         }
     }
 
@@ -263,8 +392,7 @@ mod tests {
                 Sample {
                     trace: if large { 3 } else { 2 },
                     size: if large { 1 << 30 } else { 64 },
-                    period: 131_072,
-                    born: 0,
+                    ..sample(0)
                 },
             );
         }
@@ -282,6 +410,41 @@ mod tests {
             live.remove(id).unwrap();
         }
         assert_eq!((live.total.bytes, live.traces[0].live.objects), (0.0, 0.0));
+    }
+
+    #[test]
+    fn who_waits_is_looked_at_once_and_what_is_found_is_kept() {
+        let mut live = Live::new(131_072);
+        live.traces.push(trace(1));
+        for id in 1..=4 {
+            let kind = if id == 2 { Kind::MEM_BUFFER } else { Kind::UNKNOWN };
+            let born = id;
+            live.add(
+                id,
+                Sample {
+                    born,
+                    kind,
+                    ..sample(8)
+                },
+            );
+        }
+        live.remove(1);
+        assert!(
+            live.next_queued(3)
+                .is_some_and(|(id, sample)| id == 1 && sample.is_none())
+        );
+        assert!(
+            live.next_queued(3)
+                .is_some_and(|(id, sample)| id == 3 && sample.is_some())
+        );
+        assert!(live.next_queued(3).is_none() && live.queue_len() == 1);
+        let dict = live.add_kind(&"dict".into());
+        live.set_kind(3, dict);
+        live.set_kind(1, dict);
+        let counts = live.kind_counts();
+        let expected = [((Kind::UNKNOWN, 8), 1), ((Kind::MEM_BUFFER, 8), 1), ((dict, 8), 1)];
+        assert_eq!(counts[&1], expected.into());
+        assert_eq!(&*live.kinds[dict.index()], "dict");
     }
 
     #[test]

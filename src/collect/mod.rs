@@ -12,7 +12,9 @@ pub mod names;
 pub mod period;
 pub mod recorder;
 pub mod resolve;
+pub mod threads;
 pub mod tree;
+pub mod types;
 
 pub use files::Files;
 pub use live::Live;

@@ -121,7 +121,7 @@ fn at_least(period: u64, enough: impl Fn(u64) -> bool) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collect::live::Sample;
+    use crate::collect::live::{Kind, Sample};
 
     fn seen(seconds: u64, samples: u64, cpu: f64) -> Seen {
         Seen {
@@ -173,6 +173,8 @@ mod tests {
                     size,
                     period,
                     born: 0,
+                    address: 0,
+                    kind: Kind::RAW_BUFFER,
                 },
             );
         }

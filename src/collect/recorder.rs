@@ -2,17 +2,19 @@
 
 use super::drain::{self, Chunk, Drain};
 use super::files::Files;
-use super::live::Live;
+use super::live::{KindCounts, Live};
 use super::memory::MemoryProbe;
 use super::names::Names;
 use super::period::{Limits, Seen, Watch};
 use super::resolve::{Event, Resolver, lock};
+use super::threads::Threads;
 use super::tree::NamedFrame;
+use super::types::Looker;
 use crate::attach::interpreter::Phase;
 use crate::attach::session::{self, Session};
 use crate::profile::facts::{EndReason, Losses, MemorySample};
 use crate::profile::names::ProfileNames;
-use crate::profile::writer::{Frame, WriteError};
+use crate::profile::writer::{AllocDetail, Frame, WriteError};
 use crate::report::human::exact_bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use pyheap_injector::RemoteMemory;
@@ -32,6 +34,16 @@ const QUEUE: usize = 256;
 const FLUSH: Duration = Duration::from_millis(500);
 /// Buffered bytes at which the writer does not wait for that.
 const FLUSH_BYTES: usize = 1 << 20;
+
+/// What the survivors are is written after so long, and then each time that half as much again has passed, unless there are
+/// more than so many.
+const FIRST_KINDS: Duration = Duration::from_secs(10);
+const MANY_KINDS: usize = 200_000;
+/// Time for looking at what is left when the recording is about to end: it goes on meanwhile.
+const LAST_LOOK: Duration = Duration::from_millis(250);
+/// Time for each of so many looks after its end.
+const AFTER_END: Duration = Duration::from_millis(500);
+const LAST_LOOKS: usize = 3;
 
 /// A second that takes longer than this was a pause of ours.
 const LONG_PAUSE: Duration = Duration::from_secs(5);
@@ -78,7 +90,17 @@ enum Write {
     Memory(Duration, MemorySample),
     Losses(Duration, Losses),
     Survivors(BTreeMap<u32, Vec<(u64, u64)>>),
+    Kinds(Kinds),
     End(Duration, EndReason),
+}
+
+/// What the survivors are, at a moment.
+struct Kinds {
+    at: Duration,
+    /// The profile that the traces are of.
+    period: u64,
+    counts: KindCounts,
+    names: Vec<Arc<str>>,
 }
 
 /// What a recording has come to.
@@ -109,6 +131,10 @@ pub struct Recorder {
     drain: Option<JoinHandle<drain::Ended>>,
     resolver: Option<JoinHandle<bool>>,
     writer: Option<JoinHandle<Written>>,
+    looker: Option<JoinHandle<Looker>>,
+    stop_looking: Arc<AtomicBool>,
+    /// When the types of the survivors are written next.
+    next_kinds: Duration,
     to_writer: Option<Sender<Write>>,
     to_resolver: Option<Sender<Chunk>>,
     watch: Watch,
@@ -139,7 +165,7 @@ impl Recorder {
         let (to_writer, messages) = bounded::<Write>(QUEUE);
         let drain = Drain::new(session, started);
         let names = Names::new(session.target.interpreter.layout, session.memory());
-        let resolver = Resolver::new(names, Arc::clone(&live), limits.domains);
+        let resolver = Resolver::new(names, Threads::new(session), Arc::clone(&live), limits.domains);
         let drain = {
             let stop = Arc::clone(&stop);
             let to_resolver = to_resolver.clone();
@@ -160,8 +186,19 @@ impl Recorder {
                 .name("write".into())
                 .spawn(move || write(files, &messages, &failed))?
         };
+        let stop_looking = Arc::new(AtomicBool::new(false));
+        let looker = {
+            let looker = Looker::new(session, Arc::clone(&live), started);
+            let stop = Arc::clone(&stop_looking);
+            std::thread::Builder::new()
+                .name("types".into())
+                .spawn(move || looker.run(&stop))?
+        };
         Ok(Self {
             live,
+            looker: Some(looker),
+            stop_looking,
+            next_kinds: FIRST_KINDS,
             started,
             stop,
             failed,
@@ -226,6 +263,7 @@ impl Recorder {
         let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
         self.note_memory();
         self.note_losses(session);
+        self.note_kinds();
         self.watch_cost(session);
         let gate = session.control(offset_of!(Control, gate));
         if memory.read_u64(gate).is_ok_and(|gate| gate == 0) {
@@ -318,6 +356,30 @@ impl Recorder {
         }
     }
 
+    /// Writes what the survivors are, should we be killed. The pauses get longer, so that the file does not grow by it.
+    fn note_kinds(&mut self) {
+        let now = self.elapsed();
+        if now >= self.next_kinds {
+            self.next_kinds = now.mul_f64(1.5);
+            if lock(&self.live).len() <= MANY_KINDS {
+                self.tell_kinds();
+            }
+        }
+    }
+
+    fn tell_kinds(&self) {
+        let kinds = {
+            let live = lock(&self.live);
+            Kinds {
+                at: self.elapsed(),
+                period: live.period(),
+                counts: live.kind_counts(),
+                names: live.kinds.clone(),
+            }
+        };
+        self.tell(Write::Kinds(kinds));
+    }
+
     fn note_losses(&mut self, session: &Session) {
         if let Ok(counters) = Drain::new(session, self.started).read_counters() {
             self.last_counters = counters;
@@ -346,14 +408,36 @@ impl Recorder {
     pub fn finish(mut self, session: &Session, reason: &EndReason) -> Outcome {
         self.note_pause();
         self.note_memory();
-        self.stop.store(true, Ordering::Release);
-        self.to_resolver = None;
-        let _ = self.drain.take().map(JoinHandle::join);
-        let _ = self.resolver.take().map(JoinHandle::join);
+        self.stop_looking.store(true, Ordering::Release);
+        let mut looker = self.looker.take().and_then(|looker| {
+            looker.thread().unpark();
+            looker.join().ok()
+        });
+        // First while records still come; then, as long as the last of them are on their way; then what is left.
+        if let Some(looker) = &mut looker {
+            looker.look(Duration::ZERO, LAST_LOOK, LAST_LOOK);
+        }
+        let all_here = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            if let Some(looker) = &mut looker {
+                let _ = std::thread::Builder::new()
+                    .name("types".into())
+                    .spawn_scoped(scope, || looker.hurry(&all_here));
+            }
+            self.stop.store(true, Ordering::Release);
+            self.to_resolver = None;
+            let _ = self.drain.take().map(JoinHandle::join);
+            let _ = self.resolver.take().map(JoinHandle::join);
+            all_here.store(true, Ordering::Release);
+        });
+        let elapsed = self.elapsed();
+        if let Some(looker) = &mut looker {
+            (0..LAST_LOOKS).for_each(|_| looker.look(Duration::ZERO, LAST_LOOK, AFTER_END));
+        }
         self.note_losses(session);
+        self.tell_kinds();
         let births = lock(&self.live).births();
         self.tell(Write::Survivors(births));
-        let elapsed = self.elapsed();
         self.tell(Write::End(elapsed, reason.clone()));
         self.to_writer = None;
         let written = self.writer.take().and_then(|w| w.join().ok()).unwrap_or_default();
@@ -485,9 +569,9 @@ fn put(files: &mut Files, message: Write) -> Result<(), WriteError> {
                         trace,
                         size,
                         domain,
-                    } => {
-                        files.alloc(at, trace, size, domain);
-                    }
+                        thread,
+                    } => files.alloc(at, trace, size, AllocDetail { domain, thread }),
+                    Event::Thread(thread, name) => files.thread(thread, &name),
                     Event::Stack { stack, domain, trace } => files.stack(stack, domain, trace),
                     Event::Period { at, period } => files.next(at, period)?,
                     Event::Free { at, trace, size } => files.free(at, trace, size),
@@ -496,6 +580,7 @@ fn put(files: &mut Files, message: Write) -> Result<(), WriteError> {
         }
         Write::Memory(at, sample) => files.memory(at, &sample),
         Write::Losses(at, losses) => files.losses(at, &losses),
+        Write::Kinds(kinds) => files.kinds(kinds.at, kinds.period, &kinds.counts, &kinds.names),
         Write::Survivors(births) => births
             .into_iter()
             .for_each(|(trace, births)| files.survivors(trace, &births)),

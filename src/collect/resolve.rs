@@ -1,9 +1,11 @@
 //! Records become traces and events.
 
 use super::drain::Chunk;
-use super::live::{Estimate, Live, Sample, Trace};
+use super::live::{Estimate, Kind, Live, Sample, Trace};
 use super::names::Names;
+use super::threads::Threads;
 use super::tree::{NamedFrame, StackNode};
+use crate::profile::sidecar::DOMAIN_UNKNOWN;
 use crossbeam_channel::Receiver;
 use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::ring;
@@ -35,7 +37,11 @@ pub enum Event {
         size: u64,
         /// Allocator domain.
         domain: u8,
+        /// Thread; 0 is one that is not known, or not kept apart.
+        thread: u32,
     },
+    /// What a thread is called, as far as is known now.
+    Thread(u32, String),
     /// The shim's number of a stack, in a domain, stands for this trace.
     Stack {
         /// Its number; 0 is a lost one.
@@ -56,13 +62,33 @@ pub enum Event {
     },
 }
 
+/// What a trace is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    node: StackNode,
+    domain: u8,
+    /// Our number of the thread, 0 for all that are not kept apart.
+    thread: u32,
+}
+
+/// So many threads have a trace of their own of one stack in one domain; what others allocate there has no thread.
+const MAX_APART: u32 = 64;
+/// A trace is written with its whole stack, so that of the next thread repeats it. At most so many frames are repeated: some
+/// 15 MB in the files.
+const MAX_FRAMES_AGAIN: usize = 256 << 10;
+
 /// Interns traces and keeps the live model.
 #[derive(Debug)]
 pub struct Resolver {
     names: Names,
+    threads: Threads,
     live: Arc<Mutex<Live>>,
-    traces: HashMap<(StackNode, u8), u32>,
-    /// The trace of a stack id in a domain: saves hashing whole stacks.
+    traces: HashMap<Key, u32>,
+    /// How many traces each stack has in each domain: one a thread, up to a limit.
+    apart: HashMap<(StackNode, u8), u32>,
+    /// Frames of all traces but the first of each stack and domain.
+    frames_again: usize,
+    /// A trace of each stack id in each domain.
     by_id: HashMap<(u64, u8), u32>,
     /// Ids that the next records enter although they were freed already: the record of the free was lost.
     dead: HashSet<u64>,
@@ -78,11 +104,14 @@ pub fn lock(live: &Mutex<Live>) -> MutexGuard<'_, Live> {
 impl Resolver {
     /// Resolves into `live` what is of the wanted `domains` (a bit each).
     #[must_use]
-    pub fn new(names: Names, live: Arc<Mutex<Live>>, domains: u8) -> Self {
+    pub fn new(names: Names, threads: Threads, live: Arc<Mutex<Live>>, domains: u8) -> Self {
         Self {
             names,
+            threads,
             live,
             traces: HashMap::new(),
+            apart: HashMap::new(),
+            frames_again: 0,
             by_id: HashMap::new(),
             dead: HashSet::new(),
             domains,
@@ -122,21 +151,23 @@ impl Resolver {
                             && self.wants(domain)
                             && model.keeps(entry.id, entry.size, entry.period)
                         {
-                            let trace = self.trace(&mut model, entry.stack, domain, &mut events);
-                            let (size, period, born) = (entry.size, entry.period, millis(at));
+                            let trace = self.trace(&mut model, entry.stack, domain, entry.thread, &mut events);
                             let sample = Sample {
                                 trace,
-                                size,
-                                period,
-                                born,
+                                size: entry.size,
+                                period: entry.period,
+                                born: millis(at),
+                                address: entry.address,
+                                kind: Kind::of_domain(domain),
                             };
-                            model.note_late(size);
-                            alloc(&mut model, at, entry.id, sample, domain, &mut events);
+                            model.note_late(entry.size);
+                            alloc(&mut model, at, entry.id, sample, &mut events);
                         }
                     }
                 }
                 Chunk::Period { at, period } => self.raise(at, period, &mut events),
             }
+            self.threads.look(&mut events);
             {
                 let mut live = lock(&self.live);
                 live.unresolved = self.names.unresolved;
@@ -166,15 +197,16 @@ impl Resolver {
                             && self.wants(domain)
                             && model.keeps(found.id, found.size, found.period)
                         {
-                            let trace = self.trace(&mut model, found.stack, domain, events);
-                            let (size, period, born) = (found.size, found.period, millis(at));
+                            let trace = self.trace(&mut model, found.stack, domain, found.thread, events);
                             let sample = Sample {
                                 trace,
-                                size,
-                                period,
-                                born,
+                                size: found.size,
+                                period: found.period,
+                                born: millis(at),
+                                address: found.address,
+                                kind: Kind::of_domain(domain),
                             };
-                            alloc(&mut model, at, found.id, sample, domain, events);
+                            alloc(&mut model, at, found.id, sample, events);
                         }
                     }
                 }
@@ -207,7 +239,10 @@ impl Resolver {
         self.by_id.retain(|_, index| renumber(index));
         self.traces.retain(|_, index| renumber(index));
         events.push(Event::Period { at, period });
-        let mut known: Vec<_> = self.traces.iter().map(|(&(node, _), &index)| (index, node)).collect();
+        self.recount();
+        let names = self.threads.names();
+        events.extend(names.map(|(thread, name)| Event::Thread(thread, name.to_owned())));
+        let mut known: Vec<_> = self.traces.iter().map(|(key, &index)| (index, key.node)).collect();
         known.sort_unstable_by_key(|&(index, _)| index);
         for (_, node) in known {
             events.push(Event::Trace(self.names.tree.frames(node).cloned().collect()));
@@ -219,47 +254,78 @@ impl Resolver {
             let site = (trace as usize)
                 .checked_sub(1)
                 .and_then(|place| model.traces.get(place));
-            let domain = site.map_or(0, |site| site.domain);
             events.push(Event::Alloc {
                 at,
                 trace,
                 size,
-                domain,
+                domain: site.map_or(0, |site| site.domain),
+                thread: site.map_or(0, |site| site.thread),
             });
         }
     }
 
-    fn trace(&mut self, model: &mut Live, stack: u64, domain: u8, events: &mut Vec<Event>) -> u32 {
-        if let Some(&known) = self.by_id.get(&(stack, domain)) {
-            return known;
-        }
-        let node = self.names.named(stack);
-        let index = match self.traces.get(&(node, domain)) {
-            Some(&known) => known,
-            None => {
-                let frames: Vec<NamedFrame> = self.names.tree.frames(node).cloned().collect();
-                // Every stack has a frame, if only a marker.
-                let Some(site) = frames.first().cloned() else {
-                    return 0;
-                };
-                let next = u32::try_from(self.traces.len() + 1).unwrap_or(0);
-                self.traces.insert((node, domain), next);
-                events.push(Event::Trace(frames));
-                model.traces.push(Trace {
-                    site,
-                    domain,
-                    live: Estimate::default(),
-                });
-                next
+    /// Counts again which stacks have several traces.
+    fn recount(&mut self) {
+        self.apart.clear();
+        self.frames_again = 0;
+        for key in self.traces.keys() {
+            let count = self.apart.entry((key.node, key.domain)).or_default();
+            if *count > 0 {
+                self.frames_again += self.names.tree.frames(key.node).count();
             }
+            *count += 1;
+        }
+    }
+
+    /// The trace of a stack in a domain by the thread of this number, as the target counts.
+    fn trace(&mut self, model: &mut Live, stack: u64, domain: u8, thread: u64, events: &mut Vec<Event>) -> u32 {
+        let node = self.names.named(stack);
+        let thread = self.threads.number(thread);
+        let key = Key { node, domain, thread };
+        let index = match self.traces.get(&key) {
+            Some(&known) => known,
+            None => self.new_trace(model, key, events),
         };
-        self.by_id.insert((stack, domain), index);
-        events.push(Event::Stack {
-            stack,
-            domain,
-            trace: index,
-        });
+        if index != 0 && self.by_id.insert((stack, domain), index).is_none() {
+            events.push(Event::Stack {
+                stack,
+                domain,
+                trace: index,
+            });
+        }
         index
+    }
+
+    /// Makes a trace, or finds that of the threads that are not kept apart, if there are too many.
+    fn new_trace(&mut self, model: &mut Live, mut key: Key, events: &mut Vec<Event>) -> u32 {
+        let others = self.apart.get(&(key.node, key.domain)).copied().unwrap_or(0);
+        if others > 0 {
+            let depth = self.names.tree.frames(key.node).count();
+            if others >= MAX_APART || self.frames_again + depth > MAX_FRAMES_AGAIN {
+                key.thread = 0;
+                if let Some(&known) = self.traces.get(&key) {
+                    return known;
+                }
+            }
+            self.frames_again += depth;
+        }
+        let frames: Vec<NamedFrame> = self.names.tree.frames(key.node).cloned().collect();
+        // Every stack has a frame, if only a marker.
+        let Some(site) = frames.first().cloned() else {
+            return 0;
+        };
+        self.apart.insert((key.node, key.domain), others + 1);
+        let next = u32::try_from(self.traces.len() + 1).unwrap_or(0);
+        self.traces.insert(key, next);
+        events.push(Event::Trace(frames));
+        self.threads.meet(key.thread, events);
+        model.traces.push(Trace {
+            site,
+            domain: key.domain,
+            thread: key.thread,
+            live: Estimate::default(),
+        });
+        next
     }
 }
 
@@ -267,13 +333,16 @@ fn millis(at: Duration) -> u64 {
     u64::try_from(at.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn alloc(model: &mut Live, at: Duration, id: u64, sample: Sample, domain: u8, events: &mut Vec<Event>) {
+fn alloc(model: &mut Live, at: Duration, id: u64, sample: Sample, events: &mut Vec<Event>) {
     if model.add(id, sample) {
+        let place = (sample.trace as usize).checked_sub(1);
+        let trace = place.and_then(|place| model.traces.get(place));
         events.push(Event::Alloc {
             at,
             trace: sample.trace,
             size: sample.size,
-            domain,
+            domain: trace.map_or(DOMAIN_UNKNOWN, |trace| trace.domain),
+            thread: trace.map_or(0, |trace| trace.thread),
         });
     }
 }
@@ -285,5 +354,89 @@ fn free(model: &mut Live, at: Duration, id: u64, events: &mut Vec<Event>) {
             trace: sample.trace,
             size: sample.size,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::Layout;
+    use pyheap_injector::{ProcessMemory, RemoteAddr};
+    use pyheap_protocol::record::{Alloc, Head, Stack};
+    use zerocopy::IntoBytes;
+
+    /// Stacks of `depth` frames and more (of unknown code), each of another depth, and a sample of each by each thread.
+    fn records(depth: usize, stacks: u64, threads: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let head = |len: usize, kind| Head {
+            len: len as u32,
+            kind,
+            flags: 0,
+        };
+        for id in 1..=stacks {
+            let depth = depth + id as usize;
+            let head = head(size_of::<Stack>() + 8 * depth, kind::STACK);
+            let depth = depth as u64;
+            bytes.extend_from_slice(Stack { head, id, depth }.as_bytes());
+            (0..depth).for_each(|_| bytes.extend_from_slice(&(1_u64 << 32).to_le_bytes()));
+        }
+        for n in 0..stacks * threads {
+            let alloc = Alloc {
+                head: head(size_of::<Alloc>(), kind::ALLOC),
+                id: n + 1,
+                address: 0x1000 + 64 * n,
+                size: 64,
+                thread: 1 + n / stacks,
+                stack: 1 + n % stacks,
+                period: 1,
+            };
+            bytes.extend_from_slice(alloc.as_bytes());
+        }
+        bytes
+    }
+
+    /// What becomes of them: traces, and for each allocation its thread.
+    fn resolve(bytes: Vec<u8>) -> (usize, Vec<u32>) {
+        let layout = Layout::of_minor(12).unwrap();
+        let memory = ProcessMemory::new(i32::try_from(std::process::id()).unwrap());
+        let threads = Threads::of(memory, RemoteAddr::NULL, layout, None);
+        let live = Arc::new(Mutex::new(Live::new(1)));
+        let resolver = Resolver::new(Names::new(layout, memory), threads, live, 7);
+        let (send, chunks) = crossbeam_channel::unbounded();
+        let at = Duration::ZERO;
+        send.send(Chunk::Records { at, bytes }).unwrap();
+        drop(send);
+        let found = Mutex::new((0, Vec::new()));
+        resolver.run(&chunks, |events| {
+            let (traces, threads) = &mut *found.lock().unwrap();
+            for event in events {
+                match event {
+                    Event::Trace(_) => *traces += 1,
+                    Event::Alloc { thread, .. } => threads.push(thread),
+                    _ => {}
+                }
+            }
+            true
+        });
+        found.into_inner().unwrap()
+    }
+
+    #[test]
+    fn threads_are_kept_apart_up_to_a_limit() {
+        let (traces, threads) = resolve(records(2, 1, 3));
+        assert_eq!((traces, threads), (3, vec![1, 2, 3]));
+        let (traces, threads) = resolve(records(2, 1, 200));
+        assert_eq!(traces, MAX_APART as usize + 1);
+        assert_eq!(threads[..64], (1..=64).collect::<Vec<u32>>());
+        assert!(threads[64..].iter().all(|thread| *thread == 0));
+    }
+
+    #[test]
+    fn stacks_are_repeated_up_to_a_limit() {
+        let (traces, threads) = resolve(records(1000, 10, 60));
+        assert_eq!(threads.len(), 600);
+        let again = MAX_FRAMES_AGAIN / 1000;
+        // Each stack has a trace of its first thread, and one for those who came too late.
+        assert!((10 + again..=20 + again).contains(&traces), "{traces}");
     }
 }

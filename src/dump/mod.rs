@@ -15,6 +15,7 @@ pub mod objects;
 pub mod pages;
 pub mod render;
 pub mod tasks;
+pub mod types;
 pub mod walk;
 
 use crate::attach::Interpreter;

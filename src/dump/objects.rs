@@ -100,7 +100,7 @@ impl<'a, M: RemoteMemory> Objects<'a, M> {
     }
 
     /// The value of string `key` in `dict`.
-    fn get(&self, dict: RemoteAddr, key: &str) -> Result<Option<RemoteAddr>, CodeError> {
+    pub(super) fn get(&self, dict: RemoteAddr, key: &str) -> Result<Option<RemoteAddr>, CodeError> {
         text::expect_type(self.mem, dict, self.layout, "dict")?;
         let entries = self.entries(dict, MAX_ENTRIES)?;
         Ok(entries

@@ -55,7 +55,7 @@ pub(super) fn offset(base: RemoteAddr, by: u64) -> Result<RemoteAddr, CodeError>
 ///
 /// A capture by the shim may hold only the beginning of a long object, and memory may end in the middle of a length
 /// that is a lie. At most about 2 * log2(len) reads are made.
-pub(super) fn read_prefix(mem: &impl RemoteMemory, at: RemoteAddr, len: usize) -> Result<Vec<u8>, CodeError> {
+pub(crate) fn read_prefix(mem: &impl RemoteMemory, at: RemoteAddr, len: usize) -> Result<Vec<u8>, CodeError> {
     let error = match mem.read_vec(at, len) {
         Ok(all) => return Ok(all),
         Err(error) => error,

@@ -75,6 +75,16 @@ pub enum Line {
     /// start, and its size. Written at the end; a free in the .hpd does not say which of several equal blocks it ends.
     #[serde(rename = "alive")]
     Survivors(u32, Vec<u64>),
+    /// Name of a type; lines of this kind are numbered from 0. What is no object has a name in the same way, see
+    /// `docs/format.md`.
+    #[serde(rename = "k")]
+    Kind(String),
+    /// Trace index, and what its live samples are: number of the type, size in bytes, how many of that size.
+    #[serde(rename = "types")]
+    Types(u32, Vec<u64>),
+    /// The `types` lines since the one before are of all that was alive so many microseconds after the start.
+    #[serde(rename = "typed")]
+    Typed(u64),
     /// The last line of the recording.
     #[serde(rename = "end")]
     End(End),
@@ -108,12 +118,25 @@ pub struct Sidecar {
     /// When the survivors of each trace were allocated, in milliseconds since the start, and their sizes; `None` if that was not
     /// written.
     pub survivors: Option<HashMap<u32, Vec<(u64, u64)>>>,
+    /// What the live samples were when that was last written; `None` if it never was.
+    pub types: Option<LiveTypes>,
     /// When and why it ended; `None` while it is being written, or if pyheap was killed.
     pub end: Option<End>,
     /// How long a thread of the target stood still while the hooks were taken out, in microseconds, if they were.
     pub detach_stop_micros: Option<u64>,
     /// Lines that could not be read.
     pub skipped_lines: usize,
+}
+
+/// What live samples are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LiveTypes {
+    /// When, in microseconds since the start.
+    pub at: u64,
+    /// Names of types. Those in round brackets, and buffers, are none.
+    pub names: Vec<String>,
+    /// Number of the name, size in bytes, and how many samples are of that, by trace. Numbers are checked.
+    pub traces: HashMap<u32, Vec<(u32, u64, u64)>>,
 }
 
 /// Why a sidecar is not used at all.
@@ -161,22 +184,30 @@ impl Sidecar {
             memory: Vec::new(),
             losses: Losses::default(),
             survivors: None,
+            types: None,
             end: None,
             detach_stop_micros: None,
             skipped_lines: 0,
         };
+        let mut pending = LiveTypes::default();
         for line in lines {
-            sidecar.add(line);
+            sidecar.add(line, &mut pending);
+        }
+        if let Some(types) = &mut sidecar.types {
+            types.names = pending.names;
         }
         Ok(sidecar)
     }
 
-    fn add(&mut self, line: &[u8]) {
+    fn add(&mut self, line: &[u8], pending: &mut LiveTypes) {
         let Ok(line) = serde_json::from_slice::<Line>(line) else {
             self.skipped_lines += 1;
             // A damaged function line still has its number, or all later ones would be shifted.
             if line.starts_with(b"{\"f\"") {
                 self.functions.push(Function::default());
+            }
+            if line.starts_with(b"{\"k\"") {
+                pending.names.push(String::new());
             }
             return;
         };
@@ -217,6 +248,33 @@ impl Sidecar {
                 let births = flat.chunks_exact(2).map(|pair| (pair[0], pair[1]));
                 let survivors = self.survivors.get_or_insert_default();
                 survivors.entry(trace).or_default().extend(births);
+            }
+            Line::Kind(name) => pending.names.push(name),
+            Line::Types(trace, flat) => {
+                let triples = flat.as_chunks::<3>();
+                let known = |kind: u64| {
+                    u32::try_from(kind)
+                        .ok()
+                        .filter(|&kind| (kind as usize) < pending.names.len())
+                };
+                let counts: Option<Vec<_>> = triples
+                    .0
+                    .iter()
+                    .map(|&[kind, size, count]| Some((known(kind)?, size, count)))
+                    .collect();
+                match counts.filter(|_| triples.1.is_empty()) {
+                    Some(counts) => {
+                        pending.traces.insert(trace, counts);
+                    }
+                    None => self.skipped_lines += 1,
+                }
+            }
+            Line::Typed(at) => {
+                self.types = Some(LiveTypes {
+                    at,
+                    names: Vec::new(),
+                    traces: std::mem::take(&mut pending.traces),
+                });
             }
             Line::End(end) => self.end = Some(end),
             Line::DetachStop(micros) => self.detach_stop_micros = Some(micros),
@@ -341,6 +399,24 @@ mod tests {
             (read.functions[2].file.as_str(), &read.functions[2].name),
             ("b.py", &None)
         );
+    }
+
+    #[test]
+    fn types_count_when_all_of_them_are_through() {
+        let mut bytes = sample();
+        let lines = "{\"k\":\"dict\"}\n{\"types\":[1,[0,64,3]]}\n{\"typed\":5}\n{\"k\":\"set\"}\n{\"types\":[1,[1,216,2,0,64,1]]}\n";
+        bytes.extend_from_slice(lines.as_bytes());
+        let types = |bytes: &[u8]| Sidecar::parse(bytes).unwrap().types.unwrap();
+        let first = types(&bytes);
+        assert_eq!((first.at, &first.traces[&1][..]), (5, &[(0, 64, 3)][..]));
+        bytes.extend_from_slice(b"{\"typed\":9}\n");
+        let second = types(&bytes);
+        assert_eq!((second.at, &second.traces[&1][..]), (9, &[(1, 216, 2), (0, 64, 1)][..]));
+        assert_eq!(second.names, ["dict", "set"]);
+        // Numbers that no line has, and halves, are damage.
+        bytes.extend_from_slice(b"{\"types\":[1,[2,64,3]]}\n{\"types\":[1,[0,64]]}\n{\"typed\":11}\n");
+        let read = Sidecar::parse(&bytes).unwrap();
+        assert_eq!((read.skipped_lines, read.types.unwrap().traces.len()), (2, 0));
     }
 
     /// The example in the documentation is what this module reads.

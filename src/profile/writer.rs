@@ -70,6 +70,8 @@ pub struct ProfileWriter {
     emitted_micros: u64,
     /// Numbers of file and function in the sidecar.
     functions: HashMap<(Box<str>, Box<str>), u32>,
+    /// Numbers of types in the sidecar.
+    kinds: HashMap<Box<str>, u32>,
     /// The detail last written for each trace.
     details: Vec<AllocDetail>,
     /// Whether the sampling table allows pieces.
@@ -100,6 +102,7 @@ impl ProfileWriter {
             event_count: 0,
             emitted_micros: 0,
             functions: HashMap::new(),
+            kinds: HashMap::new(),
             details: Vec::new(),
             may_split,
         };
@@ -206,6 +209,21 @@ impl ProfileWriter {
         self.line(&Line::Survivors(trace, flat));
     }
 
+    /// Adds what the live samples of a trace are: type, size in bytes, how many of that. It counts once [`Self::typed`] says
+    /// that all traces are through.
+    pub fn types<'a>(&mut self, trace: u32, counts: impl Iterator<Item = (&'a str, u64, u64)>) {
+        let mut flat = Vec::new();
+        for (name, size, count) in counts {
+            flat.extend([u64::from(self.kind(name)), size, count]);
+        }
+        self.line(&Line::Types(trace, flat));
+    }
+
+    /// Says that the types added since the last time are those of all that was alive at this moment.
+    pub fn typed(&mut self, at: Duration) {
+        self.line(&Line::Typed(micros(at)));
+    }
+
     /// Adds the last line of the sidecar. Flush afterwards.
     pub fn end(&mut self, at: Duration, reason: &EndReason) {
         self.line(&Line::End(End::new(micros(at), reason)));
@@ -280,6 +298,17 @@ impl ProfileWriter {
         self.line(&Line::Function(frame.file.to_owned(), frame.function.to_owned()));
         let number = self.functions.len() as u32;
         self.functions.insert(key, number);
+        number
+    }
+
+    /// The number of a type in the sidecar.
+    fn kind(&mut self, name: &str) -> u32 {
+        if let Some(number) = self.kinds.get(name) {
+            return *number;
+        }
+        self.line(&Line::Kind(name.to_owned()));
+        let number = self.kinds.len() as u32;
+        self.kinds.insert(name.into(), number);
         number
     }
 

@@ -12,6 +12,7 @@ pub mod info;
 pub mod leaks;
 pub mod plot;
 pub mod top;
+pub mod types;
 
 /// What is alive of one trace, and its stack.
 #[derive(Debug, Clone)]

@@ -7,8 +7,13 @@ use serde::Serialize;
 
 use super::TraceUsage;
 use super::human::{bytes, clean, count, share};
+use super::types::{self, TypeRow, Types};
 use crate::profile::interval::{self, Interval, MANY};
 use crate::profile::model::{Live, StackFrame};
+use crate::profile::sidecar::Sidecar;
+
+/// Types of a row that are shown.
+const SHOWN_TYPES: usize = 5;
 
 /// What makes two traces one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,6 +54,9 @@ pub struct TopRow {
     pub samples: u64,
     /// What the row stands for.
     pub site: Site,
+    /// What the live objects are, if that was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub types: Vec<TypeRow>,
 }
 
 /// What a row stands for. `file` is missing where no stack is known.
@@ -66,6 +74,12 @@ pub struct Site {
     /// The whole stack, outermost first, if the row is of one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<Site>,
+    /// Name and number of the thread, if the row is of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thread: Option<String>,
+    /// The type, if the row is of one.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
 }
 
 impl Site {
@@ -80,12 +94,15 @@ impl Site {
             file: Some(frame.file.clone().into_owned()),
             line,
             function,
-            stack: Vec::new(),
+            ..Self::default()
         }
     }
 
     /// `file:line function`, on one line.
     pub(super) fn text(&self) -> String {
+        if let Some(name) = self.thread.as_ref().or(self.kind.as_ref()) {
+            return clean(name).into_owned();
+        }
         let Some(file) = &self.file else {
             return "(no Python stack)".to_owned();
         };
@@ -106,29 +123,96 @@ impl Site {
 /// Without a `period` (in bytes; a profile of the original heapprof does not tell) all intervals are by the normal
 /// approximation.
 pub fn top(traces: &[TraceUsage<'_>], by: GroupBy, cumulative: bool, period: Option<u64>) -> Vec<TopRow> {
-    let mut intervals = interval::Cache::default();
     let mut groups: HashMap<Site, Live> = HashMap::new();
     let mut total = 0.0;
     for trace in traces {
         total += trace.live.bytes;
-        let frames = trace.frames.as_deref().unwrap_or_default();
-        let Some(innermost) = frames.last() else {
-            groups.entry(Site::default()).or_default().add(&trace.live);
-            continue;
-        };
-        if by == GroupBy::Trace {
-            let mut site = Site::new(innermost, by);
-            site.stack = frames.iter().map(|frame| Site::new(frame, by)).collect();
+        for site in sites(trace, by, cumulative) {
             groups.entry(site).or_default().add(&trace.live);
-        } else if cumulative {
-            let sites: HashSet<_> = frames.iter().map(|frame| Site::new(frame, by)).collect();
-            for site in sites {
-                groups.entry(site).or_default().add(&trace.live);
-            }
-        } else {
-            groups.entry(Site::new(innermost, by)).or_default().add(&trace.live);
         }
     }
+    rows(groups, total, period)
+}
+
+/// The rows that a trace counts for.
+pub fn sites(trace: &TraceUsage<'_>, by: GroupBy, cumulative: bool) -> HashSet<Site> {
+    let frames = trace.frames.as_deref().unwrap_or_default();
+    let Some(innermost) = frames.last() else {
+        return [Site::default()].into();
+    };
+    match by {
+        GroupBy::Trace => {
+            let mut site = Site::new(innermost, by);
+            site.stack = frames.iter().map(|frame| Site::new(frame, by)).collect();
+            [site].into()
+        }
+        _ if cumulative => frames.iter().map(|frame| Site::new(frame, by)).collect(),
+        _ => [Site::new(innermost, by)].into(),
+    }
+}
+
+/// The row by thread that a trace counts for.
+pub fn thread_of(trace: &TraceUsage<'_>, sidecar: Option<&Sidecar>) -> Site {
+    let origin = sidecar.map(|sidecar| super::export::origin(sidecar, trace.index));
+    let thread = match origin.and_then(|origin| Some((origin.thread?, origin.thread_name))) {
+        Some((number, Some(name))) => format!("{name} ({number})"),
+        Some((number, None)) => number.to_string(),
+        None => "(thread not known)".to_owned(),
+    };
+    Site {
+        thread: Some(thread),
+        ..Site::default()
+    }
+}
+
+/// Groups traces by the thread that allocated; `period` as for [`top`].
+pub fn by_thread(traces: &[TraceUsage<'_>], sidecar: Option<&Sidecar>, period: Option<u64>) -> Vec<TopRow> {
+    let mut groups: HashMap<Site, Live> = HashMap::new();
+    let mut total = 0.0;
+    for trace in traces {
+        total += trace.live.bytes;
+        groups.entry(thread_of(trace, sidecar)).or_default().add(&trace.live);
+    }
+    rows(groups, total, period)
+}
+
+/// Groups what is alive of traces by its type; `period` as for [`top`].
+pub fn by_type(traces: &[TraceUsage<'_>], types: &Types<'_>, period: Option<u64>) -> Vec<TopRow> {
+    let groups = types.live(traces.iter().map(|trace| trace.index));
+    let total = groups.values().map(|live| live.bytes).sum();
+    let groups = groups.into_iter().map(|(name, live)| {
+        let kind = Some(name.to_owned());
+        (
+            Site {
+                kind,
+                ..Site::default()
+            },
+            live,
+        )
+    });
+    rows(groups.collect(), total, period)
+}
+
+/// Adds to rows what their live objects are; `sites` says which rows a trace counts for.
+pub fn add_types(
+    rows: &mut [TopRow],
+    traces: &[TraceUsage<'_>],
+    types: &Types<'_>,
+    sites: impl Fn(&TraceUsage<'_>) -> HashSet<Site>,
+) {
+    let mut of_site: HashMap<Site, Vec<u32>> = HashMap::new();
+    for trace in traces {
+        for site in sites(trace) {
+            of_site.entry(site).or_default().push(trace.index);
+        }
+    }
+    for row in rows {
+        row.types = types.rows(of_site.remove(&row.site).unwrap_or_default());
+    }
+}
+
+fn rows(groups: HashMap<Site, Live>, total: f64, period: Option<u64>) -> Vec<TopRow> {
+    let mut intervals = interval::Cache::default();
     let mut row = |(site, live): (Site, Live)| {
         let Interval { low, high } = limits(&mut intervals, &live, period);
         TopRow {
@@ -143,6 +227,7 @@ pub fn top(traces: &[TraceUsage<'_>], by: GroupBy, cumulative: bool, period: Opt
             allocated_objects: live.alloc_objects,
             samples: live.sampled,
             site,
+            types: Vec::new(),
         }
     };
     let mut rows: Vec<_> = groups
@@ -204,6 +289,9 @@ pub fn render(rows: &[TopRow], limit: usize, total: &Live, cumulative: bool) -> 
             count(row.live_objects),
             row.site.text(),
         );
+        if !row.types.is_empty() {
+            let _ = writeln!(text, "{:53}{}", "", types::line(&row.types, SHOWN_TYPES));
+        }
         for caller in row.site.stack.iter().rev().skip(1) {
             let _ = writeln!(text, "{:53}< {}", "", caller.text());
         }

@@ -45,6 +45,8 @@ const TABLE: &[(&str, [u64; 12])] = &[
     ("PyTypeObject.tp_flags", [168, 168, 168, 168, 168, 168, 168, 184, 168, 184, 168, 184]),
     ("PyTypeObject.tp_basicsize", [32, 32, 32, 32, 32, 32, 32, 48, 32, 48, 32, 48]),
     ("PyTypeObject.tp_dictoffset", [288, 288, 288, 288, 288, 288, 288, 304, 288, 304, 288, 304]),
+    ("PyTypeObject.tp_dict", [264, 264, 264, 264, 264, 264, 264, 280, 264, 280, 264, 280]),
+    ("PyHeapTypeObject.ht_qualname", [848, 864, 856, 864, 864, 872, 872, 888, 872, 888, 880, 896]),
     ("PyHeapTypeObject.ht_cached_keys", [856, 872, 864, 872, 872, 880, 880, 896, 880, 896, 888, 904]),
     ("PyModuleObject.md_dict", [16, 16, 16, 16, 16, 16, 16, 32, 16, 32, 16, 32]),
     ("PyDictKeysObject.dk_nentries", [32, 32, 32, 32, 24, 24, 24, 24, 24, 24, 24, 24]),
@@ -86,6 +88,10 @@ pub struct ObjectLayout {
     pub type_basicsize: u64,
     /// `PyTypeObject.tp_dictoffset`.
     pub type_dictoffset: u64,
+    /// `PyTypeObject.tp_dict`.
+    pub type_dict: u64,
+    /// `PyHeapTypeObject.ht_qualname`, a str.
+    pub type_qualname: u64,
     /// `PyHeapTypeObject.ht_cached_keys`: the keys that instances share.
     pub cached_keys: u64,
     /// `PyModuleObject.md_dict`.
@@ -131,6 +137,8 @@ impl ObjectLayout {
             type_flags: maybe("PyTypeObject.tp_flags")?,
             type_basicsize: maybe("PyTypeObject.tp_basicsize")?,
             type_dictoffset: maybe("PyTypeObject.tp_dictoffset")?,
+            type_dict: maybe("PyTypeObject.tp_dict")?,
+            type_qualname: maybe("PyHeapTypeObject.ht_qualname")?,
             cached_keys: maybe("PyHeapTypeObject.ht_cached_keys")?,
             module_dict: maybe("PyModuleObject.md_dict")?,
             keys_used: maybe("PyDictKeysObject.dk_nentries")?,

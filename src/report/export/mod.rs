@@ -209,7 +209,7 @@ fn rounded(values: impl Iterator<Item = f64>) -> Vec<u64> {
         .collect()
 }
 
-fn origin(sidecar: &Sidecar, trace: u32) -> Origin<'_> {
+pub(super) fn origin(sidecar: &Sidecar, trace: u32) -> Origin<'_> {
     let origins = sidecar.origins.get(&trace).map_or(&[][..], Vec::as_slice);
     let Some(first) = origins.first() else {
         return Origin::default();

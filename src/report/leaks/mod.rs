@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
+use crate::report::types::TypeRow;
 use memory::{Forecast, Limit, ProcessTrend, forecast, own_bytes, process_trend, resident_bytes};
 pub use own::OwnCode;
 pub use tracker::Tracker;
@@ -121,8 +122,10 @@ pub struct Site {
     pub age_seconds: Option<Ages>,
     /// Allocator domain of most of the growth, if known: `raw`, `mem` or `obj`.
     pub domain: Option<String>,
-    /// Thread of most of the growth, if known.
+    /// The thread that allocated at least half of what is live, if it is known.
     pub thread: Option<String>,
+    /// What the live objects are, the type with the most bytes first; empty if that is not known.
+    pub types: Vec<TypeRow>,
     /// The innermost frame of own code.
     pub own: Option<Frame>,
     /// The stack with most of the growth, innermost first.
@@ -172,6 +175,10 @@ pub trait Facts {
     fn frames(&self, trace: u32) -> Vec<StackFrame<'_>>;
     /// Names of its domain and thread.
     fn origin(&self, trace: u32) -> (Option<String>, Option<String>);
+    /// What the survivors of these traces are.
+    fn types(&self, _traces: &[u32]) -> Vec<TypeRow> {
+        Vec::new()
+    }
     /// When the survivors of a trace were allocated, in milliseconds since the start, and their sizes; `None` if that is not
     /// known.
     fn births(&self, trace: u32) -> Option<&[(u64, u64)]>;
@@ -435,7 +442,7 @@ impl Context<'_> {
             .and_then(|stack| self.groups[stack as usize].traces.first())
             .copied();
         let stack: Vec<Frame> = trace.map(|trace| self.frames(trace)).unwrap_or_default();
-        let (domain, thread) = trace.map(|trace| self.facts.origin(trace)).unwrap_or_default();
+        let domain = trace.and_then(|trace| self.facts.origin(trace).0);
         let now = group.series.now;
         Site {
             verdict: verdict(candidate),
@@ -449,7 +456,8 @@ impl Context<'_> {
             objects: now.objects,
             age_seconds: self.ages(&group.traces),
             domain,
-            thread,
+            thread: self.thread(&group.traces),
+            types: self.facts.types(&group.traces),
             own: stack.iter().find(|frame| self.tracker.own().has(&frame.file)).cloned(),
             stack,
             stacks: stacks.len(),
@@ -492,6 +500,24 @@ impl Context<'_> {
         });
         lines.truncate(MAX_LINES);
         lines
+    }
+
+    /// The thread that allocated half or more of what is live of these traces.
+    fn thread(&self, traces: &[u32]) -> Option<String> {
+        let mut threads: HashMap<Option<String>, f64> = HashMap::new();
+        let mut all = 0.0;
+        for trace in traces {
+            let births = self.facts.births(*trace).unwrap_or_default();
+            let bytes: f64 = births.iter().map(|(_, size)| self.tracker.weigh(*size)).sum();
+            all += bytes;
+            *threads.entry(self.facts.origin(*trace).1).or_default() += bytes;
+        }
+        match threads.len() {
+            1 => threads.into_keys().next().flatten(),
+            _ => threads
+                .into_iter()
+                .find_map(|(thread, bytes)| thread.filter(|_| bytes >= 0.5 * all)),
+        }
     }
 
     fn ages(&self, traces: &[u32]) -> Option<Ages> {

@@ -6,6 +6,10 @@ use std::time::Duration;
 use super::memory::Forecast;
 use super::{Frame, Overall, Report, Site, Verdict};
 use crate::report::human::{Human, bytes, clean, count, share};
+use crate::report::types;
+
+/// Types of a site that are shown.
+const SHOWN_TYPES: usize = 4;
 
 /// How much is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,6 +227,12 @@ fn places(out: &mut String, site: &Site, detail: Detail) {
                 text(&line.frame)
             );
         }
+    }
+    if !site.types.is_empty() {
+        let _ = writeln!(out, "{indent}{}", types::line(&site.types, SHOWN_TYPES));
+    }
+    if let Some(thread) = &site.thread {
+        let _ = writeln!(out, "{indent}by thread {}", clean(thread));
     }
     if detail == Detail::Verbose {
         for caller in site.stack.iter().skip(1) {

@@ -9,6 +9,7 @@ use crate::profile::reader::{ReadError, Reader};
 use crate::report::leaks::memory::Limit;
 use crate::report::leaks::render::{Detail, headline, render};
 use crate::report::leaks::{Facts, OwnCode, Report, Tracker, judge};
+use crate::report::types::{TypeRow, Types};
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units;
 
@@ -99,7 +100,11 @@ pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Rep
         is_cgroup: false,
     });
     let limit = given.or(cgroup.map(|bytes| Limit { bytes, is_cgroup: true }));
-    let mut report = judge(&mut tracker, elapsed, &Recorded(reader), limit);
+    let facts = Recorded {
+        reader,
+        types: Types::of(reader),
+    };
+    let mut report = judge(&mut tracker, elapsed, &facts, limit);
     if let Some(sidecar) = reader.sidecar().filter(|sidecar| !sidecar.losses.is_empty()) {
         let losses = crate::report::info::describe_losses(&sidecar.losses);
         report.notes.push(format!("lost while recording: {losses}"));
@@ -108,15 +113,23 @@ pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Rep
 }
 
 /// What a finished recording knows.
-struct Recorded<'a>(&'a Reader);
+struct Recorded<'a> {
+    reader: &'a Reader,
+    types: Option<Types<'a>>,
+}
 
 impl Facts for Recorded<'_> {
     fn frames(&self, trace: u32) -> Vec<StackFrame<'_>> {
-        self.0.frames(trace).unwrap_or_default()
+        self.reader.frames(trace).unwrap_or_default()
+    }
+
+    fn types(&self, traces: &[u32]) -> Vec<TypeRow> {
+        let types = self.types.as_ref();
+        types.map_or_else(Vec::new, |types| types.rows(traces.iter().copied()))
     }
 
     fn origin(&self, trace: u32) -> (Option<String>, Option<String>) {
-        let last = self.0.sidecar().and_then(|sidecar| {
+        let last = self.reader.sidecar().and_then(|sidecar| {
             let origin = sidecar.origins.get(&trace)?.last()?;
             let thread = (origin.thread != 0).then(|| {
                 let name = sidecar.threads.get(&origin.thread).cloned();
@@ -129,11 +142,11 @@ impl Facts for Recorded<'_> {
     }
 
     fn births(&self, trace: u32) -> Option<&[(u64, u64)]> {
-        let survivors = self.0.sidecar()?.survivors.as_ref()?;
+        let survivors = self.reader.sidecar()?.survivors.as_ref()?;
         Some(survivors.get(&trace).map_or(&[], Vec::as_slice))
     }
 
     fn memory(&self) -> &[(u64, MemorySample)] {
-        self.0.sidecar().map_or(&[], |sidecar| &sidecar.memory)
+        self.reader.sidecar().map_or(&[], |sidecar| &sidecar.memory)
     }
 }

@@ -6,14 +6,17 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::failure::{Failure, code};
 use super::select::{self, FilterArgs};
 use crate::profile::interval::{self, Interval};
 use crate::profile::model::Live;
 use crate::profile::reader::{LiveSet, Reader};
 use crate::reader::Reader as Analysis;
+use crate::report::TraceUsage;
 use crate::report::human::{Human, bytes, count};
 use crate::report::info::{describe_losses, describe_sampling};
-use crate::report::top::{GroupBy, interval_text, render, top};
+use crate::report::top::{GroupBy, add_types, by_thread, by_type, interval_text, render, sites, thread_of, top};
+use crate::report::types::Types;
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units::{Moment, parse_duration};
 
@@ -32,10 +35,10 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "end", allow_hyphen_values = true)]
     pub at: Moment,
 
-    /// What makes one row. Function names need the sidecar file of pyheap's own recordings; without it, rows by function
-    /// are rows by line.
-    #[arg(long, value_enum, default_value_t = By::Line)]
-    pub by: By,
+    /// What makes one row. Functions, threads and types need the sidecar file of pyheap's own recordings; without it, rows by
+    /// function are rows by line. Types are known for the end of the recording only.
+    #[arg(long, value_enum, default_value_t = TopBy::Line)]
+    pub by: TopBy,
 
     /// Show this many rows.
     #[arg(long, value_name = "N", default_value_t = 20)]
@@ -67,9 +70,46 @@ pub struct Args {
     #[command(flatten)]
     pub filter: FilterArgs,
 
+    /// Tell of each row what its live objects are: types and how many of each, `buffer` for blocks that hold no object. Needs
+    /// pyheap's own recordings; known for the end of the recording only.
+    #[arg(long, conflicts_with_all = ["at", "since", "until"])]
+    pub types: bool,
+
     /// Print one JSON object. Sizes are in bytes, margins are half the width of the 95 % confidence interval.
     #[arg(long)]
     pub json: bool,
+}
+
+/// What makes one row here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum TopBy {
+    /// File and line.
+    #[value(alias = "lineno")]
+    Line,
+    /// File and function.
+    Function,
+    /// File.
+    #[value(alias = "filename")]
+    File,
+    /// The whole stack.
+    #[value(alias = "traceback")]
+    Trace,
+    /// The thread that allocated.
+    Thread,
+    /// The type of the objects.
+    Type,
+}
+
+impl TopBy {
+    /// What makes one row of traces, where it is that.
+    const fn of_traces(self) -> By {
+        match self {
+            Self::Line | Self::Thread | Self::Type => By::Line,
+            Self::Function => By::Function,
+            Self::File => By::File,
+            Self::Trace => By::Trace,
+        }
+    }
 }
 
 /// What makes one row.
@@ -135,7 +175,8 @@ fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
     let analysis = Analysis::open(&args.base)?;
     let reader = analysis.profile();
     let is_over = reader.sidecar().is_none_or(|sidecar| sidecar.end.is_some());
-    let by = args.by.group(reader);
+    let by = args.by.of_traces().group(reader);
+    let types = types(args, reader)?;
     let at = select::moment(reader, args.at)?;
     let filters = args.filter.filters(reader);
     let (live, least) = match window(args, reader)? {
@@ -161,7 +202,21 @@ fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
     };
     select::warn(reader, live.unmatched_frees)?;
     let cumulative = args.cumulative && by != GroupBy::Trace;
-    let rows = top(&super::usages(reader, &live), by, cumulative, reader.period_bytes());
+    let usages = super::usages(reader, &live);
+    let period = reader.period_bytes();
+    let mut rows = match (args.by, &types) {
+        (TopBy::Thread, _) => by_thread(&usages, reader.sidecar(), period),
+        (TopBy::Type, Some(types)) => by_type(&usages, types, period),
+        _ => top(&usages, by, cumulative, period),
+    };
+    if let Some(types) = types.filter(|_| args.types) {
+        let shown = rows.len().min(args.limit);
+        let of_trace = |trace: &TraceUsage<'_>| match args.by {
+            TopBy::Thread => [thread_of(trace, reader.sidecar())].into(),
+            _ => sites(trace, by, cumulative),
+        };
+        add_types(&mut rows[..shown], &usages, &types, of_trace);
+    }
     let total = total_interval(reader, &live);
     if args.json {
         let losses = reader.sidecar().map(|sidecar| &sidecar.losses);
@@ -201,6 +256,31 @@ fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
         text += &format!("lost while recording: {}\n", describe_losses(&sidecar.losses));
     }
     Ok((text, is_over))
+}
+
+/// What the survivors are, if that is asked for.
+fn types<'a>(args: &Args, reader: &'a Reader) -> Result<Option<Types<'a>>, Box<dyn Error>> {
+    let is_by_type = args.by == TopBy::Type;
+    if !args.types && !is_by_type {
+        return Ok(None);
+    }
+    if is_by_type && (args.at != Moment::BeforeEnd(Duration::ZERO) || args.since.is_some() || args.until.is_some()) {
+        let why = "types are known for the end of a recording only; leave out --at, --since and --until";
+        return Err(Failure::new(code::USAGE, why.to_owned()).into());
+    }
+    let types = Types::of(reader).ok_or_else(|| {
+        let why = "this profile has no types: it is no recording of pyheap's own, is of an older version, or has only just begun";
+        Failure::failed(why.to_owned())
+    })?;
+    let behind = reader.elapsed()?.saturating_sub(Duration::from_micros(types.at()));
+    if behind >= Duration::from_secs(1) {
+        let text = format!(
+            "note: types are as of {} before the end",
+            Human(Duration::from_secs(behind.as_secs()))
+        );
+        note(&text);
+    }
+    Ok(Some(types))
 }
 
 /// After this moment (or from the start) up to that one.
