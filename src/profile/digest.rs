@@ -306,7 +306,11 @@ impl Making<'_> {
 }
 
 fn live_bytes(sums: &mut TraceMap<Sum>, index: u32) -> Option<u64> {
-    Some(sums.entry(index).bytes.round() as u64).filter(|bytes| *bytes > 0)
+    let bytes = sums.entry(index).bytes;
+    // `f64::round`, which is a call of the C library.
+    let whole = bytes as i64;
+    let whole = whole as u64 + u64::from(bytes - whole as f64 >= 0.5);
+    (whole > 0).then_some(whole)
 }
 
 fn check_count(count: u64) -> Result<(), DigestError> {

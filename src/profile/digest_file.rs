@@ -6,7 +6,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use super::digest::DigestError;
-use super::format::{INDEX_MAGIC, SNAPSHOT_MAGIC, VERSION, put_u32, put_u64, put_varint};
+use super::format::{
+    INDEX_MAGIC, MAX_VARINT_LEN, SNAPSHOT_MAGIC, VERSION, put_u32, put_u64, put_varint, two_varints_word,
+};
+use super::ranking::Ranked;
 
 /// What a precision leaves of a snapshot's entries.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,19 +21,22 @@ struct Joined {
 }
 
 /// Joins the smallest entries, up to the fraction `precision` of the total, under index 0. They are sorted, largest first.
-fn join(entries: &[(u32, u64)], precision: f64) -> Joined {
-    let total = entries.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+fn join(entries: &[Ranked], precision: f64) -> Joined {
+    let mut kept = entries.len();
+    if precision == 0.0 {
+        return Joined { kept, other: None };
+    }
+    let total = entries
+        .iter()
+        .fold(0u64, |sum, entry| sum.saturating_add(entry.bytes()));
     let slop = (total as f64 * precision) as u64;
     let mut other = 0u64;
     let mut unknown = None;
-    let mut kept = entries.len();
-    if precision > 0.0 {
-        for (place, (index, bytes)) in entries.iter().enumerate().rev() {
-            match other.checked_add(*bytes) {
-                _ if *index == 0 => unknown = Some((place, *bytes)),
-                Some(sum) if sum <= slop => (other, kept) = (sum, place),
-                _ => break,
-            }
+    for (place, entry) in entries.iter().enumerate().rev() {
+        match other.checked_add(entry.bytes()) {
+            _ if entry.index() == 0 => unknown = Some((place, entry.bytes())),
+            Some(sum) if sum <= slop => (other, kept) = (sum, place),
+            _ => break,
         }
     }
     let passed = unknown.filter(|(place, _)| *place >= kept);
@@ -39,29 +45,63 @@ fn join(entries: &[(u32, u64)], precision: f64) -> Joined {
         let other = passed.map(|(_, bytes)| (kept, bytes));
         return Joined { kept, other };
     }
-    let unknown = unknown.or_else(|| {
-        entries
-            .iter()
-            .copied()
-            .enumerate()
-            .find_map(|(place, (index, bytes))| (index == 0).then_some((place, bytes)))
+    let unknown = unknown.map(|(_, bytes)| bytes).or_else(|| {
+        let found = entries.iter().find(|entry| entry.index() == 0);
+        found.map(|entry| entry.bytes())
     });
-    other = other.saturating_add(unknown.map_or(0, |(_, bytes)| bytes));
-    let place = entries[..kept].partition_point(|(_, bytes)| *bytes > other);
+    other = other.saturating_add(unknown.unwrap_or(0));
+    let place = entries[..kept].partition_point(|entry| entry.bytes() > other);
     Joined {
         kept,
         other: Some((place, other)),
     }
 }
 
-/// The entries that are written, in order.
-fn arranged(entries: &[(u32, u64)], precision: f64) -> impl Iterator<Item = (u32, u64)> + Clone {
-    let Joined { kept, other } = join(entries, precision);
-    let (place, other) = other.map_or((kept, None), |(place, bytes)| (place, Some((0, bytes))));
-    let is_kept = move |entry: &&(u32, u64)| other.is_none() || entry.0 != 0;
-    let before = entries[..place].iter().filter(is_kept).copied();
-    let after = entries[place..kept].iter().filter(is_kept).copied();
-    before.chain(other).chain(after)
+/// The entries that are written, in order, in up to five runs. `other` is the one that was joined, and its place.
+fn arranged<'a>(entries: &'a [Ranked], other: &'a Option<(usize, Ranked)>) -> [&'a [Ranked]; 5] {
+    let Some((place, other)) = other else {
+        return [entries, &[], &[], &[], &[]];
+    };
+    // The joined one has taken the unknown in.
+    let without_unknown = |run: &'a [Ranked]| match run.iter().position(|entry| entry.index() == 0) {
+        Some(at) => [&run[..at], &run[at + 1..]],
+        None => [run, &[]],
+    };
+    let [a, b] = without_unknown(&entries[..*place]);
+    let [c, d] = without_unknown(&entries[*place..]);
+    [a, b, std::slice::from_ref(other), c, d]
+}
+
+/// No entry is longer.
+const MAX_ENTRY_LEN: usize = 2 * MAX_VARINT_LEN;
+
+/// Encodes entries at the start of `out`, which only grows, and tells how many bytes they are.
+fn encode(runs: &[&[Ranked]], out: &mut Vec<u8>) -> usize {
+    let count: usize = runs.iter().map(|run| run.len()).sum();
+    let room = count * MAX_ENTRY_LEN + 8;
+    if out.len() < room {
+        out.resize(room, 0);
+    }
+    let mut len = 0;
+    let mut before = None;
+    for run in runs {
+        for entry in *run {
+            let (index, bytes) = (u64::from(entry.index()), entry.bytes());
+            let step = before.map_or(bytes, |before: u64| before - bytes);
+            before = Some(bytes);
+            if let Some((word, word_len)) = two_varints_word(index, step) {
+                out[len..len + 8].copy_from_slice(&word.to_le_bytes());
+                len += word_len;
+            } else {
+                let mut long = Vec::with_capacity(MAX_ENTRY_LEN);
+                put_varint(&mut long, index);
+                put_varint(&mut long, step);
+                out[len..len + long.len()].copy_from_slice(&long);
+                len += long.len();
+            }
+        }
+    }
+    len
 }
 
 /// The digest under its temporary name; removed again unless it is finished.
@@ -74,6 +114,8 @@ pub(super) struct DigestFile {
     offsets: Vec<u64>,
     precision: f64,
     buffer: Vec<u8>,
+    /// Room for the entries of a snapshot.
+    encoded: Vec<u8>,
 }
 
 impl DigestFile {
@@ -105,6 +147,7 @@ impl DigestFile {
             offsets: Vec::new(),
             precision,
             buffer,
+            encoded: Vec::new(),
         };
         output.put()?;
         Ok(output)
@@ -123,22 +166,22 @@ impl DigestFile {
     }
 
     /// Writes a snapshot of these traces and bytes, largest first and equal ones by index.
-    pub(super) fn snapshot(&mut self, entries: &[(u32, u64)]) -> Result<(), DigestError> {
-        let arranged = arranged(entries, self.precision);
+    pub(super) fn snapshot(&mut self, entries: &[Ranked]) -> Result<(), DigestError> {
+        let Joined { kept, other } = join(entries, self.precision);
+        let other = other.map(|(place, bytes)| (place, Ranked::new(0, bytes)));
+        let runs = arranged(&entries[..kept], &other);
         self.offsets.push(self.len);
-        self.buffer.reserve(entries.len() * 8);
         put_u32(&mut self.buffer, SNAPSHOT_MAGIC);
-        put_varint(&mut self.buffer, arranged.clone().count() as u64);
-        let mut before = None;
-        for (index, bytes) in arranged {
-            put_varint(&mut self.buffer, u64::from(index));
-            put_varint(&mut self.buffer, before.map_or(bytes, |before: u64| before - bytes));
-            before = Some(bytes);
-        }
-        self.put().map_err(|source| DigestError::Write {
-            path: self.path.clone(),
-            source,
-        })
+        put_varint(&mut self.buffer, runs.iter().map(|run| run.len() as u64).sum());
+        let len = encode(&runs, &mut self.encoded);
+        self.put()
+            .and_then(|()| self.file.write_all(&self.encoded[..len]))
+            .map_err(|source| DigestError::Write {
+                path: self.path.clone(),
+                source,
+            })?;
+        self.len += len as u64;
+        Ok(())
     }
 
     /// Writes the index and gives the file its name; its length is the answer.
@@ -169,9 +212,41 @@ impl Drop for DigestFile {
 
 #[cfg(test)]
 mod tests {
-    fn arranged(mut entries: Vec<(u32, u64)>, precision: f64) -> Vec<(u32, u64)> {
-        entries.sort_unstable_by_key(|(index, bytes)| (std::cmp::Reverse(*bytes), *index));
-        super::arranged(&entries, precision).collect()
+    use super::super::format::Cursor;
+    use super::*;
+
+    fn arranged(entries: Vec<(u32, u64)>, precision: f64) -> Vec<(u32, u64)> {
+        let mut entries: Vec<_> = entries
+            .into_iter()
+            .map(|(index, bytes)| Ranked::new(index, bytes))
+            .collect();
+        entries.sort_unstable();
+        let Joined { kept, other } = join(&entries, precision);
+        let other = other.map(|(place, bytes)| (place, Ranked::new(0, bytes)));
+        let runs = super::arranged(&entries[..kept], &other);
+        let runs = runs.iter().copied().flatten();
+        runs.map(|entry| (entry.index(), entry.bytes())).collect()
+    }
+
+    #[test]
+    fn entries_of_any_size_are_encoded() {
+        let sizes = (0..64).flat_map(|shift| [1u64 << shift, (1 << shift) - 1, u64::MAX >> shift]);
+        let indices = (0..30).map(|shift| (1u32 << shift) - 1);
+        let mut entries: Vec<_> = sizes
+            .flat_map(|bytes| indices.clone().map(move |index| Ranked::new(index, bytes)))
+            .collect();
+        entries.sort_unstable();
+        let mut out = Vec::new();
+        let len = encode(&[&entries[..7], &[], &entries[7..]], &mut out);
+        let mut cursor = Cursor::new(&out[..len], 0);
+        let mut before = None;
+        for entry in entries {
+            assert_eq!(cursor.varint(), Ok(u64::from(entry.index())));
+            let step = before.map_or(entry.bytes(), |before: u64| before - entry.bytes());
+            assert_eq!(cursor.varint(), Ok(step));
+            before = Some(entry.bytes());
+        }
+        assert_eq!(cursor.remaining(), 0);
     }
 
     #[test]

@@ -84,6 +84,33 @@ fn groups(bytes: u64) -> u64 {
     own & 0x0FFF_FFFF | (own & 0x0FFF_FFFF_0000_0000) >> 4
 }
 
+/// Two varints back to back in the low bytes of a word, and how many these are; `None` if they do not fit into it.
+#[inline]
+pub(crate) fn two_varints_word(first: u64, second: u64) -> Option<(u64, usize)> {
+    let (first_len, second_len) = (varint_len(first), varint_len(second));
+    if first_len + second_len > 8 {
+        return None;
+    }
+    let word = with_groups(first, first_len) | with_groups(second, second_len) << (8 * first_len);
+    Some((word, first_len + second_len))
+}
+
+/// Number of bytes of a varint.
+#[inline]
+fn varint_len(value: u64) -> usize {
+    // Bits by seven, rounded up.
+    (value | 1).ilog2() as usize / 7 + 1
+}
+
+/// Takes a number below 2^56 apart into groups of seven bits: the inverse of [`groups`], with the top bits of a varint.
+#[inline]
+fn with_groups(value: u64, len: usize) -> u64 {
+    let own = value & 0x0FFF_FFFF | (value & 0x00FF_FFFF_F000_0000) << 4;
+    let own = own & 0x0000_3FFF_0000_3FFF | (own & 0x0FFF_C000_0FFF_C000) << 2;
+    let own = own & 0x007F_007F_007F_007F | (own & 0x3F80_3F80_3F80_3F80) << 1;
+    own | 0x8080_8080_8080_8080 & ((1 << (8 * (len - 1))) - 1)
+}
+
 /// Appends a fixed32.
 pub fn put_u32(out: &mut Vec<u8>, value: u32) {
     out.extend_from_slice(&value.to_be_bytes());
@@ -174,6 +201,19 @@ impl<'a> Cursor<'a> {
         }
         Err(DecodeError::Overlong)
     }
+
+    /// Two varints, one after the other.
+    #[inline]
+    pub fn two_varints(&mut self) -> Result<(u64, u64), DecodeError> {
+        if let Some(window) = self.data.get(self.pos..self.pos + 8)
+            && let Ok(window) = window.try_into()
+            && let Some((first, second, len)) = two_varints(window)
+        {
+            self.pos += len;
+            return Ok((first, second));
+        }
+        Ok((self.varint()?, self.varint()?))
+    }
 }
 
 #[cfg(test)]
@@ -220,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn two_varints_are_read_in_one_step() {
+    fn two_varints_are_read_and_written_in_one_step() {
         let values = (0..49).flat_map(|shift| [1u64 << shift, (1 << shift) - 1, 0x5A5A_5A5A_5A5A >> shift]);
         let values: Vec<u64> = values.collect();
         for first in &values {
@@ -234,6 +274,11 @@ mod tests {
                     (len <= 8).then_some((*first, *second, len)),
                     "{first:#x} {second:#x}"
                 );
+                let word = (len <= 8).then(|| {
+                    bytes[len..].fill(0);
+                    (u64::from_le_bytes(bytes[..8].try_into().unwrap()), len)
+                });
+                assert_eq!(two_varints_word(*first, *second), word, "{first:#x} {second:#x}");
             }
         }
     }

@@ -236,16 +236,20 @@ fn read_snapshot(cursor: &mut Cursor<'_>, mut see: impl FnMut(u32, u64)) -> Resu
     if count > cursor.remaining() as u64 / 2 {
         return Err(DecodeError::Cut);
     }
-    let mut bytes = 0u64;
-    for place in 0..count {
-        let index = u32::try_from(cursor.varint()?).map_err(|_| DecodeError::Overlong)?;
-        let step = cursor.varint()?;
-        bytes = if place == 0 {
-            step
-        } else {
-            bytes.checked_sub(step).ok_or(DecodeError::Overlong)?
-        };
-        see(index, bytes);
+    if count == 0 {
+        return Ok(());
+    }
+    // The first is the largest, the others are less by their steps.
+    let (first, mut bytes) = cursor.two_varints()?;
+    see(trace_index(first)?, bytes);
+    for _ in 1..count {
+        let (index, step) = cursor.two_varints()?;
+        bytes = bytes.checked_sub(step).ok_or(DecodeError::Overlong)?;
+        see(trace_index(index)?, bytes);
     }
     Ok(())
+}
+
+fn trace_index(value: u64) -> Result<u32, DecodeError> {
+    u32::try_from(value).map_err(|_| DecodeError::Overlong)
 }

@@ -136,7 +136,8 @@ impl<R: Read> RawEvents<R> {
 impl<R: Read> Iterator for RawEvents<R> {
     type Item = RawEvent;
 
-    #[inline]
+    // A call would cost as much as the decoding.
+    #[inline(always)]
     fn next(&mut self) -> Option<RawEvent> {
         if self.end - self.pos >= MAX_EVENT_LEN
             && let Some(window) = self.buffer.get(self.pos..self.pos + MAX_EVENT_LEN)

@@ -1,10 +1,12 @@
 //! Decodes a .hpm: start time, sampling table, stack traces.
 //!
-//! Works on bytes, opens nothing. Damage never makes it fail, except in the header, without which nothing has a meaning:
+//! Works on bytes, in pieces, and opens nothing. Damage never makes it fail, except in the header, without which nothing has a meaning:
 //! traces before the damage are kept, those after it are unknown, and a warning says so. A last record that is cut short
 //! is no damage: the file is still being written, or its writer was killed.
 
-use foldhash::{HashMap, HashMapExt};
+use std::io::{self, Read};
+
+use foldhash::HashMap;
 
 use super::format::{Cursor, DecodeError, VERSION};
 use super::sampling::{SamplingRange, SamplingTable};
@@ -53,6 +55,29 @@ pub struct TraceFile {
 impl TraceFile {
     /// Decodes the bytes of a file.
     pub fn parse(data: &[u8]) -> Result<Self, HeaderError> {
+        Self::read(data).expect("a slice can be read")
+    }
+
+    /// Decodes what `source` gives, up to its end. The file is not kept in memory: the names of a few files are repeated in it
+    /// for every frame.
+    ///
+    /// # Errors
+    /// The outer one when it cannot be read.
+    pub fn read(source: impl Read) -> io::Result<Result<Self, HeaderError>> {
+        let mut pieces = Pieces::new(source);
+        let (mut file, len) = loop {
+            match Self::header(&pieces.buffer) {
+                Err(HeaderError::Cut) if pieces.more(0)? => {}
+                Err(error) => return Ok(Err(error)),
+                Ok(found) => break found,
+            }
+        };
+        file.read_traces(pieces, len)?;
+        Ok(Ok(file))
+    }
+
+    /// What is before the traces, and its length.
+    fn header(data: &[u8]) -> Result<(Self, usize), HeaderError> {
         let mut cursor = Cursor::new(data, 0);
         let version = cursor.u32()?;
         if version != VERSION {
@@ -77,53 +102,76 @@ impl TraceFile {
             })
             .collect();
         file.table = SamplingTable::from_ranges(ranges?);
-        file.parse_traces(cursor);
-        Ok(file)
+        Ok((file, cursor.pos()))
     }
 
-    fn parse_traces<'a>(&mut self, mut cursor: Cursor<'a>) {
-        let mut numbers: HashMap<&'a [u8], u32> = HashMap::new();
-        let mut undecodable = 0;
-        while cursor.remaining() > 0 {
-            let begin = cursor.pos();
-            let result = loop {
-                let line = match cursor.varint() {
-                    Ok(0) => break Ok(()),
-                    Ok(line) => u32::try_from(line - 1).unwrap_or(u32::MAX),
-                    Err(error) => break Err(error),
-                };
-                let name = match cursor.varint().and_then(|len| cursor.take(len)) {
-                    Ok(name) => name,
-                    Err(error) => break Err(error),
-                };
-                let number = *numbers.entry(name).or_insert_with(|| {
-                    let text = String::from_utf8_lossy(name);
-                    undecodable += u32::from(matches!(text, std::borrow::Cow::Owned(_)));
-                    self.files.push(text.into_owned());
-                    self.files.len() as u32 - 1
-                });
-                self.frames.push((number, line));
-            };
-            match result {
-                Ok(()) => self.ends.push(self.frames.len()),
-                Err(error) => {
-                    self.frames.truncate(self.ends.last().copied().unwrap_or(0));
-                    if error != DecodeError::Cut {
-                        let skipped = cursor.pos() - begin + cursor.remaining();
-                        self.warnings.push(format!(
-                            "stack traces are damaged from byte {begin} on: {skipped} bytes skipped, traces after {} are unknown",
-                            self.ends.len(),
-                        ));
-                    }
-                    break;
-                }
+    fn read_traces(&mut self, mut pieces: Pieces<impl Read>, first: usize) -> io::Result<()> {
+        let mut names = Names::default();
+        let mut used = first;
+        let ending = loop {
+            let mut cursor = Cursor::new(&pieces.buffer, used);
+            let ending = self.parse_traces(&mut cursor, &mut names);
+            used = ending.as_ref().map_or_else(|(begin, _)| *begin, |()| cursor.pos());
+            if matches!(ending, Err((_, DecodeError::Overlong))) || !pieces.more(used)? {
+                break ending;
             }
-        }
-        if undecodable > 0 {
+            used = 0;
+        };
+        if let Err((_, DecodeError::Overlong)) = ending {
+            let begin = pieces.offset + used as u64;
+            let skipped = pieces.len_from(used)?;
             self.warnings.push(format!(
-                "{undecodable} file names are not UTF-8; what is not is shown as \u{FFFD}"
+                "stack traces are damaged from byte {begin} on: {skipped} bytes skipped, traces after {} are unknown",
+                self.ends.len(),
             ));
         }
+        if names.undecodable > 0 {
+            let count = names.undecodable;
+            self.warnings.push(format!(
+                "{count} file names are not UTF-8; what is not is shown as \u{FFFD}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Takes the traces that end in these bytes; the error says where the one begins that does not, and why.
+    fn parse_traces(&mut self, cursor: &mut Cursor<'_>, names: &mut Names) -> Result<(), (usize, DecodeError)> {
+        while cursor.remaining() > 0 {
+            let begin = cursor.pos();
+            if let Err(error) = self.parse_trace(cursor, names) {
+                self.frames.truncate(self.ends.last().copied().unwrap_or(0));
+                return Err((begin, error));
+            }
+            self.ends.push(self.frames.len());
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn parse_trace(&mut self, cursor: &mut Cursor<'_>, names: &mut Names) -> Result<(), DecodeError> {
+        loop {
+            let line = match cursor.varint()? {
+                0 => return Ok(()),
+                line => u32::try_from(line - 1).unwrap_or(u32::MAX),
+            };
+            let len = cursor.varint()?;
+            let name = cursor.take(len)?;
+            let number = match names.numbers.get(name) {
+                Some(number) => *number,
+                None => self.add_name(name, names),
+            };
+            self.frames.push((number, line));
+        }
+    }
+
+    #[cold]
+    fn add_name(&mut self, name: &[u8], names: &mut Names) -> u32 {
+        let text = String::from_utf8_lossy(name);
+        names.undecodable += u32::from(matches!(text, std::borrow::Cow::Owned(_)));
+        let number = self.files.len() as u32;
+        self.files.push(text.into_owned());
+        names.numbers.insert(name.into(), number);
+        number
     }
 
     /// Number of traces; the last one has this index.
@@ -155,5 +203,49 @@ impl TraceFile {
                 .iter()
                 .map(|(file, line)| (self.files[*file as usize].as_str(), *line)),
         )
+    }
+}
+
+/// The file names that were met.
+#[derive(Default)]
+struct Names {
+    numbers: HashMap<Box<[u8]>, u32>,
+    undecodable: u32,
+}
+
+/// So much is read at a time.
+const PIECE_BYTES: usize = 256 * 1024;
+
+/// A file in pieces.
+struct Pieces<R> {
+    source: R,
+    buffer: Vec<u8>,
+    /// Where the buffer begins in the file.
+    offset: u64,
+}
+
+impl<R: Read> Pieces<R> {
+    fn new(source: R) -> Self {
+        Self {
+            source,
+            buffer: Vec::new(),
+            offset: 0,
+        }
+    }
+
+    /// Drops the first `used` bytes of the buffer and appends a piece of the file: as long again as what is left, so that a
+    /// record of any length is reached in a few steps. False at the end.
+    fn more(&mut self, used: usize) -> io::Result<bool> {
+        self.buffer.drain(..used);
+        self.offset += used as u64;
+        let len = self.buffer.len();
+        let wanted = len.max(PIECE_BYTES) as u64;
+        let read = self.source.by_ref().take(wanted).read_to_end(&mut self.buffer)?;
+        Ok(read > 0)
+    }
+
+    /// Reads the rest, and tells how many bytes there are in all from `used` in the buffer on.
+    fn len_from(mut self, used: usize) -> io::Result<u64> {
+        Ok((self.buffer.len() - used) as u64 + io::copy(&mut self.source, &mut io::sink())?)
     }
 }

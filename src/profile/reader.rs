@@ -103,9 +103,10 @@ impl Reader {
         // all events up to there are found, however much is written meanwhile.
         let events_len = events_len(&names.path(Part::Events))?;
         let path = names.path(Part::Traces);
-        let mut traces = match TraceFile::parse(&read(&path)?) {
-            Ok(traces) => traces,
-            Err(source) => return Err(ReadError::Header { path, source }),
+        let mut traces = match File::open(&path).and_then(TraceFile::read) {
+            Ok(Ok(traces)) => traces,
+            Ok(Err(source)) => return Err(ReadError::Header { path, source }),
+            Err(source) => return Err(ReadError::Io { path, source }),
         };
         let mut warnings = std::mem::take(&mut traces.warnings);
         let sidecar = open_sidecar(&names.path(Part::Sidecar), &traces, &mut warnings);
@@ -370,13 +371,6 @@ fn not_found(given: &Path) -> ReadError {
 fn events_len(path: &Path) -> Result<u64, ReadError> {
     let found = File::open(path).and_then(|file| file.metadata());
     found.map(|found| found.len()).map_err(|source| ReadError::Io {
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, ReadError> {
-    std::fs::read(path).map_err(|source| ReadError::Io {
         path: path.to_owned(),
         source,
     })

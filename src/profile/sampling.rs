@@ -180,7 +180,7 @@ impl Weights {
 }
 
 /// Sizes below this have their weights worked out in advance.
-const SMALL_SIZES: u64 = 4096;
+const SMALL_SIZES: u64 = 8192;
 /// So many larger ones are remembered.
 const REMEMBERED: usize = 1024;
 
@@ -198,11 +198,13 @@ pub struct WeightCache {
 impl WeightCache {
     /// Nothing is remembered yet but the small sizes.
     pub fn new(weights: Weights) -> Self {
+        let small: Vec<_> = (0..SMALL_SIZES).map(|size| weights.of(size)).collect();
+        let bytes = (0..)
+            .zip(&small)
+            .map(|(size, weight): (u64, &Weight)| size as f64 * weight.objects);
         Self {
-            small: (0..SMALL_SIZES).map(|size| weights.of(size)).collect(),
-            small_bytes: (0..SMALL_SIZES)
-                .map(|size| size as f64 * weights.of(size).objects)
-                .collect(),
+            small_bytes: bytes.collect(),
+            small,
             large: vec![(0, weights.of(0)); REMEMBERED],
             weights,
         }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use foldhash::HashMap as FastMap;
+
 use super::line::{LineTable, RawTraceLine};
 use super::snapshots::Snapshots;
 use super::{Mode, ReaderError};
@@ -34,6 +36,7 @@ pub struct TimePlot {
 pub(super) struct Asked {
     /// Trace index to a list in `lists`; 0 is the empty one.
     of_trace: Vec<u32>,
+    /// All different lists.
     lists: Vec<Vec<usize>>,
 }
 
@@ -48,6 +51,7 @@ impl Asked {
             return asked;
         }
         asked.of_trace = vec![0; count as usize + 1];
+        let mut known: FastMap<Vec<usize>, u32> = FastMap::default();
         let mut wanted = vec![false; table.len()];
         for number in places.keys() {
             wanted[*number as usize] = true;
@@ -68,8 +72,11 @@ impl Asked {
                 }
             }
             if !list.is_empty() {
-                asked.of_trace[index as usize] = asked.lists.len() as u32;
-                asked.lists.push(list);
+                let lists = &mut asked.lists;
+                asked.of_trace[index as usize] = *known.entry(list).or_insert_with_key(|list| {
+                    lists.push(list.clone());
+                    lists.len() as u32 - 1
+                });
             }
         }
         asked
@@ -78,10 +85,13 @@ impl Asked {
     /// The places that an entry of this trace counts for.
     #[inline]
     pub(super) fn of(&self, index: u32) -> &[usize] {
-        match self.of_trace.get(index as usize) {
-            None | Some(0) => &[],
-            Some(list) => &self.lists[*list as usize],
-        }
+        &self.lists[self.list_of(index)]
+    }
+
+    /// Which of the lists is that of this trace.
+    #[inline]
+    fn list_of(&self, index: u32) -> usize {
+        self.of_trace.get(index as usize).copied().unwrap_or(0) as usize
     }
 }
 
@@ -121,15 +131,21 @@ pub(super) fn time_plot(
         labels,
     };
     let mut sums = vec![0u64; lines.len()];
+    let mut list_sums = vec![0u64; asked.lists.len()];
     for place in 0..snapshots.len() {
-        sums.fill(0);
-        let mut total = 0u64;
+        // By list first and then by line: there are few lists, many entries, and nothing to decide for each of them.
+        list_sums.fill(0);
         let visited = snapshots.digest().visit(place, |index, bytes| {
-            total = total.saturating_add(bytes);
-            for line in asked.of(index) {
-                sums[*line] = sums[*line].saturating_add(bytes);
-            }
+            let sum = &mut list_sums[asked.list_of(index)];
+            *sum = sum.saturating_add(bytes);
         });
+        let total = list_sums.iter().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+        sums.fill(0);
+        for (list, bytes) in asked.lists.iter().zip(&list_sums) {
+            for line in list {
+                sums[*line] = sums[*line].saturating_add(*bytes);
+            }
+        }
         visited.ok_or(ReaderError::Snapshot(place))?;
         plot.times.push(snapshots.relative_time(place)?);
         plot.total_usage.push(total);
