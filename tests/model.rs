@@ -150,11 +150,29 @@ fn ours_reads_what_the_model_writes() {
         skip!(TEST, "no CPython found");
     }
     let dir = scratch();
-    for kind in ["table", "no_table", "unicode", "empty_traces", "large", "cut", "many"] {
+    for kind in [
+        "table",
+        "no_table",
+        "unicode",
+        "empty_traces",
+        "large",
+        "cut",
+        "many",
+        "corners",
+    ] {
         let base = dir.path().join(kind).to_str().expect("UTF-8").to_owned();
         model(&["synthesize", kind, &base]);
         compare(&base, &model(&["live", &base]));
         pyheap::run(["info", &base]).expect_code(0);
         pyheap::run(["digest", &base]).expect_code(0);
+        let alive: f64 = alive(&model(&["live", &base])).values().map(|sum| sum.0).sum();
+        let reader = pyheap::reader::Reader::open(&base).expect("a profile");
+        let last = reader.snapshots().expect("a digest").iter().last();
+        let last = last.expect("a snapshot").expect("a whole one");
+        assert!(
+            close(alive, last.total_usage() as f64),
+            "{kind}: {alive} {}",
+            last.total_usage()
+        );
     }
 }

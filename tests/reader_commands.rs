@@ -248,6 +248,8 @@ fn digests_for_scripts_and_closed_pipes() {
         &["flow", base][..],
         &["compare", base, "end"],
         &["plot", base],
+        &["events", base],
+        &["flame", base, "--json"],
         &["diff", base, &format!("{base}@30s")],
     ] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_pyheap"))
@@ -260,6 +262,55 @@ fn digests_for_scripts_and_closed_pipes() {
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty(), "{args:?}");
     }
+}
+
+#[test]
+fn plots_and_logs_of_some_traces_up_to_a_moment() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("run");
+    record(&base);
+    let base = base.to_str().unwrap();
+    let plot = |more: &[&str]| json(&[&["plot", base, "--interval", "10s"], more].concat());
+    let numbers =
+        |value: &Value| -> Vec<u64> { value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect() };
+    const MIB: u64 = 1 << 20;
+    for filter in [
+        ["--file", "burst.py"],
+        ["--function", "burst"],
+        ["--thread", "worker-1"],
+    ] {
+        let answer = plot(&[&filter[..], &["--at", "45s"]].concat());
+        assert_eq!(numbers(&answer["total_bytes"]), [0, MIB, MIB, 0, 0], "{filter:?}");
+        assert_eq!(answer["seconds"].as_array().unwrap().last(), Some(&45.0.into()));
+    }
+    let leak = plot(&["--file", "!burst.py", "--at", "30s", "--top", "1"]);
+    assert_eq!(numbers(&leak["total_bytes"]), [655_360, 2 * 655_360, 3 * 655_360]);
+    assert_eq!(
+        leak["lines"].as_object().unwrap().keys().collect::<Vec<_>>(),
+        ["/srv/leak.py:7"]
+    );
+    // Up to the moment, and not beyond: what was largest then, though it is gone at the end.
+    let largest = plot(&["--at", "20s", "--top", "1", "--thread", "12"]);
+    assert_eq!(numbers(&largest["lines"]["/srv/lib/burst.py:8"]), [0, MIB]);
+    assert_eq!(
+        pyheap(&["plot", base, "--compat", "--file", "x"]).status.code(),
+        Some(2)
+    );
+
+    let log = |more: &[&str]| text(&[&["events", base, "--json"], more].concat()).lines().count();
+    assert_eq!(
+        (log(&[]), log(&["--file", "burst.py"]), log(&["--thread", "MainThread"])),
+        (102, 2, 100)
+    );
+    assert_eq!(
+        (log(&["--function", "burst", "--at", "30s"]), log(&["--file", "!*"])),
+        (1, 0)
+    );
+    let speedscope = json(&["flame", base, "--thread", "worker-1", "--at", "30s"]);
+    assert_eq!(
+        speedscope["$schema"],
+        "https://www.speedscope.app/file-format-schema.json"
+    );
 }
 
 #[test]

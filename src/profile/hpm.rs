@@ -4,7 +4,7 @@
 //! traces before the damage are kept, those after it are unknown, and a warning says so. A last record that is cut short
 //! is no damage: the file is still being written, or its writer was killed.
 
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 
 use foldhash::HashMap;
 
@@ -46,8 +46,10 @@ pub struct TraceFile {
     /// What was wrong, a line each.
     pub warnings: Vec<String>,
     files: Vec<String>,
-    /// Number of the file and line of each frame, traces back to back, innermost first.
-    frames: Vec<(u32, u32)>,
+    /// All different places: number of the file, and line.
+    places: Vec<(u32, u32)>,
+    /// Number of the place of each frame, traces back to back, outermost first.
+    frames: Vec<u32>,
     /// Where each trace ends in `frames`.
     ends: Vec<usize>,
 }
@@ -66,7 +68,7 @@ impl TraceFile {
     pub fn read(source: impl Read) -> io::Result<Result<Self, HeaderError>> {
         let mut pieces = Pieces::new(source);
         let (mut file, len) = loop {
-            match Self::header(&pieces.buffer) {
+            match Self::header(pieces.bytes()) {
                 Err(HeaderError::Cut) if pieces.more(0)? => {}
                 Err(error) => return Ok(Err(error)),
                 Ok(found) => break found,
@@ -109,7 +111,7 @@ impl TraceFile {
         let mut names = Names::default();
         let mut used = first;
         let ending = loop {
-            let mut cursor = Cursor::new(&pieces.buffer, used);
+            let mut cursor = Cursor::new(pieces.bytes(), used);
             let ending = self.parse_traces(&mut cursor, &mut names);
             used = ending.as_ref().map_or_else(|(begin, _)| *begin, |()| cursor.pos());
             if matches!(ending, Err((_, DecodeError::Overlong))) || !pieces.more(used)? {
@@ -138,10 +140,12 @@ impl TraceFile {
     fn parse_traces(&mut self, cursor: &mut Cursor<'_>, names: &mut Names) -> Result<(), (usize, DecodeError)> {
         while cursor.remaining() > 0 {
             let begin = cursor.pos();
+            let first = self.frames.len();
             if let Err(error) = self.parse_trace(cursor, names) {
-                self.frames.truncate(self.ends.last().copied().unwrap_or(0));
+                self.frames.truncate(first);
                 return Err((begin, error));
             }
+            self.frames[first..].reverse();
             self.ends.push(self.frames.len());
         }
         Ok(())
@@ -160,7 +164,11 @@ impl TraceFile {
                 Some(number) => *number,
                 None => self.add_name(name, names),
             };
-            self.frames.push((number, line));
+            let place = *names.places.entry((number, line)).or_insert_with(|| {
+                self.places.push((number, line));
+                self.places.len() as u32 - 1
+            });
+            self.frames.push(place);
         }
     }
 
@@ -179,18 +187,18 @@ impl TraceFile {
         self.ends.len() as u32
     }
 
-    /// File names, each once; frames name them by number.
-    pub(crate) fn files(&self) -> &[String] {
-        &self.files
+    /// All different places of frames, each once: file name and line.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.places.iter().map(|place| self.named(*place))
     }
 
-    /// Number of the file and line of each frame of a trace, innermost first; `None` as for [`trace`](Self::trace).
-    #[inline]
-    pub(crate) fn numbered(&self, index: u32) -> Option<&[(u32, u32)]> {
-        let place = (index as usize).checked_sub(1)?;
-        let end = *self.ends.get(place)?;
-        let begin = if place == 0 { 0 } else { self.ends[place - 1] };
-        self.frames.get(begin..end)
+    fn named(&self, (file, line): (u32, u32)) -> (&str, u32) {
+        (self.files[file as usize].as_str(), line)
+    }
+
+    /// The places of all frames by number, traces back to back, outermost frames first, and where each trace ends.
+    pub(crate) fn numbered(&self) -> (&[u32], &[usize]) {
+        (&self.frames, &self.ends)
     }
 
     /// File and line of the frames of a trace, innermost first; `None` for index 0 and beyond the last trace.
@@ -198,11 +206,8 @@ impl TraceFile {
         let place = (index as usize).checked_sub(1)?;
         let end = *self.ends.get(place)?;
         let begin = if place == 0 { 0 } else { self.ends[place - 1] };
-        Some(
-            self.frames[begin..end]
-                .iter()
-                .map(|(file, line)| (self.files[*file as usize].as_str(), *line)),
-        )
+        let frames = self.frames[begin..end].iter().rev();
+        Some(frames.map(|place| self.named(self.places[*place as usize])))
     }
 }
 
@@ -210,6 +215,8 @@ impl TraceFile {
 #[derive(Default)]
 struct Names {
     numbers: HashMap<Box<[u8]>, u32>,
+    /// What they and lines are together, in the order of `TraceFile::places`.
+    places: HashMap<(u32, u32), u32>,
     undecodable: u32,
 }
 
@@ -219,7 +226,9 @@ const PIECE_BYTES: usize = 256 * 1024;
 /// A file in pieces.
 struct Pieces<R> {
     source: R,
+    /// The first `len` bytes are the file's.
     buffer: Vec<u8>,
+    len: usize,
     /// Where the buffer begins in the file.
     offset: u64,
 }
@@ -229,23 +238,39 @@ impl<R: Read> Pieces<R> {
         Self {
             source,
             buffer: Vec::new(),
+            len: 0,
             offset: 0,
         }
     }
 
-    /// Drops the first `used` bytes of the buffer and appends a piece of the file: as long again as what is left, so that a
-    /// record of any length is reached in a few steps. False at the end.
+    fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.len]
+    }
+
+    /// Drops the first `used` bytes and appends a piece of the file: as long again as what is left, so that a record of any
+    /// length is reached in a few steps. False at the end.
     fn more(&mut self, used: usize) -> io::Result<bool> {
-        self.buffer.drain(..used);
+        self.buffer.copy_within(used..self.len, 0);
         self.offset += used as u64;
-        let len = self.buffer.len();
-        let wanted = len.max(PIECE_BYTES) as u64;
-        let read = self.source.by_ref().take(wanted).read_to_end(&mut self.buffer)?;
-        Ok(read > 0)
+        self.len -= used;
+        let wanted = self.len + self.len.max(PIECE_BYTES);
+        if self.buffer.len() < wanted {
+            self.buffer.resize(wanted, 0);
+        }
+        loop {
+            match self.source.read(&mut self.buffer[self.len..]) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+                Ok(read) => {
+                    self.len += read;
+                    return Ok(read > 0);
+                }
+            }
+        }
     }
 
     /// Reads the rest, and tells how many bytes there are in all from `used` in the buffer on.
     fn len_from(mut self, used: usize) -> io::Result<u64> {
-        Ok((self.buffer.len() - used) as u64 + io::copy(&mut self.source, &mut io::sink())?)
+        Ok((self.len - used) as u64 + io::copy(&mut self.source, &mut io::sink())?)
     }
 }

@@ -94,22 +94,15 @@ impl LineTable {
 
     fn fill(&mut self, profile: &Profile) {
         let file = profile.trace_file();
-        let mut seen: FastMap<(u32, u32), u32> = FastMap::default();
-        for index in 1..=file.trace_count() {
-            for &(name, line) in file.numbered(index).unwrap_or_default().iter().rev() {
-                let number = *seen.entry((name, line)).or_insert_with(|| {
-                    let place = RawTraceLine {
-                        filename: file.files()[name as usize].clone(),
-                        lineno: line,
-                    };
-                    self.lines.push((place, None));
-                    self.lines.len() as u32 - 1
-                });
-                self.numbers.push(number);
-            }
-            self.ends.push(self.numbers.len());
-            self.known.push(true);
-        }
+        let line = |(filename, lineno): (&str, u32)| RawTraceLine {
+            filename: filename.to_owned(),
+            lineno,
+        };
+        self.lines = file.places().map(|place| (line(place), None)).collect();
+        let (numbers, ends) = file.numbered();
+        self.numbers = numbers.to_vec();
+        self.ends = ends.to_vec();
+        self.known = vec![true; ends.len()];
     }
 
     fn fill_from_sidecar(&mut self, profile: &Profile) {

@@ -434,11 +434,8 @@ impl Reader {
     /// In exact mode names have no `;` and no line breaks, functions are named where they are known
     /// (`function (FILE:LINE)`), and equal stacks are one line. In compat mode it is the original's text.
     pub fn flame_graph(&self, snapshot: &Snapshot) -> String {
-        let entries = snapshot.usage.entries.iter();
         match self.mode {
-            Mode::Exact => {
-                crate::report::flame::collapsed(entries.map(|(index, bytes)| (self.profile.frames(*index), *bytes)))
-            }
+            Mode::Exact => usage::collapsed(self.lines(), &snapshot.usage),
             Mode::Compat => usage::flame(self.lines(), &snapshot.usage),
         }
     }

@@ -59,10 +59,25 @@ impl Reader {
     /// # Errors
     /// When the events cannot be opened, or if there would be more than a million points.
     pub fn series(&self, interval: Duration, lines: &[(String, RawTraceLine)]) -> Result<Series, ReaderError> {
+        self.series_of(interval, lines, None, |_| true)
+    }
+
+    /// The same of those traces only that count, and up to a moment (`None` is the end).
+    ///
+    /// # Errors
+    /// As for [`series`](Self::series).
+    pub fn series_of(
+        &self,
+        interval: Duration,
+        lines: &[(String, RawTraceLine)],
+        until: Option<Duration>,
+        counts: impl Fn(u32) -> bool,
+    ) -> Result<Series, ReaderError> {
         let (labels, lines): (Vec<_>, Vec<_>) = lines.iter().cloned().unzip();
         let table = self.lines();
         let asked = Asked::new(table, table.trace_count(), &lines, true);
-        let points = points(&self.profile, interval, lines.len(), |index, add| {
+        let span = Span { interval, until };
+        let points = points(&self.profile, span, lines.len(), counts, |index, add| {
             asked.of(index).iter().for_each(|place| add(*place));
         })?;
         Ok(Series { labels, points })
@@ -73,10 +88,17 @@ impl Reader {
     /// # Errors
     /// As for [`series`](Self::series).
     pub fn trace_series(&self, interval: Duration, traces: &[u32]) -> Result<Series, ReaderError> {
-        let points = points(&self.profile, interval, traces.len(), |index, add| {
-            let places = traces.iter().enumerate().filter(|(_, trace)| **trace == index);
-            places.for_each(|(place, _)| add(place));
-        })?;
+        let span = Span { interval, until: None };
+        let points = points(
+            &self.profile,
+            span,
+            traces.len(),
+            |_| true,
+            |index, add| {
+                let places = traces.iter().enumerate().filter(|(_, trace)| **trace == index);
+                places.for_each(|(place, _)| add(place));
+            },
+        )?;
         Ok(Series {
             labels: traces.iter().map(u32::to_string).collect(),
             points,
@@ -84,16 +106,24 @@ impl Reader {
     }
 }
 
+/// How often, and how long.
+#[derive(Clone, Copy)]
+struct Span {
+    interval: Duration,
+    until: Option<Duration>,
+}
+
 fn points(
     profile: &Profile,
-    interval: Duration,
+    Span { interval, until }: Span,
     groups: usize,
+    counts: impl Fn(u32) -> bool,
     places: impl Fn(u32, &mut dyn FnMut(usize)),
 ) -> Result<Vec<SeriesPoint>, ReaderError> {
     if interval < Duration::from_millis(1) {
         return Err(DigestError::Interval.into());
     }
-    let elapsed = profile.elapsed()?;
+    let elapsed = until.map_or_else(|| profile.elapsed(), Ok)?;
     let count = u64::try_from(elapsed.as_micros() / interval.as_micros()).unwrap_or(u64::MAX);
     if count > MAX_POINTS {
         return Err(DigestError::TooManySnapshots(count).into());
@@ -105,16 +135,19 @@ fn points(
     for tick in 1..=count + 1 {
         let at = interval.saturating_mul(u32::try_from(tick).unwrap_or(u32::MAX));
         let is_end = at >= elapsed;
-        Profile::apply_until(&mut events, &mut pending, (!is_end).then_some(at), |event| {
-            tally.apply(event)
-        });
+        Profile::apply_until(
+            &mut events,
+            &mut pending,
+            if is_end { until } else { Some(at) },
+            |event| tally.apply(event),
+        );
         let mut point = SeriesPoint {
             at: at.min(elapsed).as_secs_f64(),
             total: Live::default(),
             lines: vec![Live::default(); groups],
         };
         for (index, live) in tally.traces() {
-            if live.alloc_objects == 0.0 && live.sampled == 0 {
+            if live.alloc_objects == 0.0 && live.sampled == 0 || !counts(index) {
                 continue;
             }
             point.total.add(live);

@@ -8,6 +8,7 @@ use super::line::{LineTable, RawTraceLine};
 use super::snapshots::Snapshots;
 use super::{Mode, ReaderError};
 use crate::profile::hpc::Snapshot as Entries;
+use crate::report::flame::{Sums, Texts};
 
 /// An answer of [`fast_get_usage`](super::Reader::fast_get_usage).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,6 +155,21 @@ pub(super) fn time_plot(
         }
     }
     Ok(plot)
+}
+
+/// Collapsed stacks, as `pyheap flame` writes them.
+pub(super) fn collapsed(table: &LineTable, usage: &Entries) -> String {
+    let mut texts = Texts::default();
+    let lines = (0..table.len() as u32).map(|number| table.line(number));
+    let numbers: Vec<u32> = lines
+        .map(|(line, function)| texts.number(&line.filename, line.lineno, function.as_deref()))
+        .collect();
+    let mut sums = Sums::default();
+    for (index, bytes) in &usage.entries {
+        let frames = table.trace(*index).unwrap_or_default();
+        sums.add(frames.iter().map(|number| numbers[*number as usize]), *bytes);
+    }
+    sums.text(&texts)
 }
 
 /// The original's text, names as they are.

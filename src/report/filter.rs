@@ -1,9 +1,13 @@
 //! Which traces count: by file, function and thread, with patterns as in a shell.
 
+use std::cell::RefCell;
+
+use foldhash::HashMap;
 use glob::Pattern;
 
 use super::TraceUsage;
 use crate::profile::model::StackFrame;
+use crate::profile::reader::Reader;
 use crate::profile::sidecar::Sidecar;
 
 /// A text is no pattern.
@@ -95,6 +99,34 @@ impl Filters {
                 .iter()
                 .any(|frame| pattern.fits(frame.function.unwrap_or_default()))
         }) && accepts(&self.threads, |pattern| fits_thread(pattern, index, sidecar))
+    }
+}
+
+/// Remembers which traces count, for what asks again and again.
+#[derive(Debug)]
+pub struct Counted<'a> {
+    reader: &'a Reader,
+    filters: &'a Filters,
+    known: RefCell<HashMap<u32, bool>>,
+}
+
+impl<'a> Counted<'a> {
+    /// Nothing is remembered yet.
+    pub fn new(reader: &'a Reader, filters: &'a Filters) -> Self {
+        Self {
+            reader,
+            filters,
+            known: RefCell::default(),
+        }
+    }
+
+    /// Whether a trace counts.
+    pub fn counts(&self, index: u32) -> bool {
+        self.filters.is_empty()
+            || *self.known.borrow_mut().entry(index).or_insert_with(|| {
+                let frames = self.reader.frames(index).unwrap_or_default();
+                self.filters.counts(index, &frames, self.reader.sidecar())
+            })
     }
 }
 

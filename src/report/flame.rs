@@ -13,65 +13,89 @@ use crate::profile::model::StackFrame;
 /// The text for stacks (outermost frame first, `None` or empty if unknown) with their values, in the order given.
 pub fn collapsed<'a>(stacks: impl IntoIterator<Item = (Option<Vec<StackFrame<'a>>>, u64)>) -> String {
     let mut texts = Texts::default();
-    let mut lines: Vec<u64> = Vec::new();
-    let mut places: HashMap<Vec<u32>, usize> = HashMap::default();
-    let mut other = 0u64;
+    let mut by_frame: HashMap<StackFrame<'a>, u32> = HashMap::default();
+    let mut sums = Sums::default();
     for (frames, value) in stacks {
-        let frames = frames.unwrap_or_default();
-        if frames.is_empty() {
-            other = other.saturating_add(value);
-            continue;
-        }
-        let stack = frames.into_iter().map(|frame| texts.number(frame)).collect();
-        let place = *places.entry(stack).or_insert(lines.len());
-        match lines.get_mut(place) {
-            Some(sum) => *sum = sum.saturating_add(value),
-            None => lines.push(value),
-        }
+        let numbers = frames.into_iter().flatten().map(|frame| {
+            *by_frame
+                .entry(frame)
+                .or_insert_with_key(|frame| texts.number(&frame.file, frame.line, frame.function))
+        });
+        sums.add(numbers, value);
     }
-    let mut stacks = vec![&[][..]; lines.len()];
-    for (stack, place) in &places {
-        stacks[*place] = stack;
-    }
-    let mut text = String::new();
-    for (stack, value) in stacks.into_iter().zip(lines) {
-        for (depth, number) in stack.iter().enumerate() {
-            text.push_str(if depth > 0 { ";" } else { "" });
-            text.push_str(texts.texts[*number as usize].as_str());
-        }
-        let _ = writeln!(text, " {value}");
-    }
-    if other > 0 {
-        let _ = writeln!(text, "OTHER {other}");
-    }
-    text
+    sums.text(&texts)
 }
 
-/// The texts of frames, each once and numbered: a frame is on many stacks, and different ones may look the same.
-#[derive(Default)]
-struct Texts<'a> {
+/// The texts of frames, each once and numbered: different frames may look the same.
+#[derive(Debug, Default)]
+pub(crate) struct Texts {
     texts: Vec<String>,
-    by_frame: HashMap<StackFrame<'a>, u32>,
-    by_text: HashMap<String, u32>,
+    numbers: HashMap<String, u32>,
 }
 
-impl<'a> Texts<'a> {
-    fn number(&mut self, given: StackFrame<'a>) -> u32 {
-        *self.by_frame.entry(given).or_insert_with_key(|given| {
-            let text = frame(given);
-            *self.by_text.entry(text).or_insert_with_key(|text| {
+impl Texts {
+    /// The number of a frame's text.
+    pub(crate) fn number(&mut self, file: &str, line: u32, function: Option<&str>) -> u32 {
+        *self
+            .numbers
+            .entry(frame(file, line, function))
+            .or_insert_with_key(|text| {
                 self.texts.push(text.clone());
                 self.texts.len() as u32 - 1
             })
-        })
     }
 }
 
-fn frame(frame: &StackFrame<'_>) -> String {
-    let file = plain(&frame.file);
-    match frame.function {
-        Some(function) => format!("{} ({file}:{})", plain(function), frame.line),
-        None => format!("{file}:{}", frame.line),
+/// Values of stacks, those that look the same added up.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    values: Vec<u64>,
+    /// Stacks as numbers of [`Texts`], and which value is theirs.
+    places: HashMap<Vec<u32>, usize>,
+    other: u64,
+}
+
+impl Sums {
+    /// Adds a stack, outermost frame first.
+    pub(crate) fn add(&mut self, stack: impl Iterator<Item = u32>, value: u64) {
+        let stack: Vec<u32> = stack.collect();
+        if stack.is_empty() {
+            self.other = self.other.saturating_add(value);
+            return;
+        }
+        let place = *self.places.entry(stack).or_insert(self.values.len());
+        match self.values.get_mut(place) {
+            Some(sum) => *sum = sum.saturating_add(value),
+            None => self.values.push(value),
+        }
+    }
+
+    /// A line for each stack, in the order in which they were added first.
+    pub(crate) fn text(&self, texts: &Texts) -> String {
+        let mut stacks = vec![&[][..]; self.values.len()];
+        for (stack, place) in &self.places {
+            stacks[*place] = stack;
+        }
+        let mut text = String::new();
+        for (stack, value) in stacks.into_iter().zip(&self.values) {
+            for (depth, number) in stack.iter().enumerate() {
+                text.push_str(if depth > 0 { ";" } else { "" });
+                text.push_str(&texts.texts[*number as usize]);
+            }
+            let _ = writeln!(text, " {value}");
+        }
+        if self.other > 0 {
+            let _ = writeln!(text, "OTHER {}", self.other);
+        }
+        text
+    }
+}
+
+fn frame(file: &str, line: u32, function: Option<&str>) -> String {
+    let file = plain(file);
+    match function {
+        Some(function) => format!("{} ({file}:{line})", plain(function)),
+        None => format!("{file}:{line}"),
     }
 }
 

@@ -150,7 +150,8 @@ def encode_hpm(table, traces):
 
 
 def encode_event(index, free, usec, size):
-    return struct.pack(">I", index | (FREE if free else 0)) + varint(usec // 1000000) + varint(usec % 1000000) + varint(size)
+    word = index | (FREE if free else 0) | (NEGATIVE if usec < 0 else 0)
+    return struct.pack(">I", word) + varint(abs(usec) // 1000000) + varint(abs(usec) % 1000000) + varint(size)
 
 
 def synthesize(kind, base):
@@ -165,21 +166,33 @@ def synthesize(kind, base):
         traces += [[], [("x.py", 1)], []]
     if kind == "many":
         traces = [[("f%d.py" % rng.randrange(20), rng.randrange(500)) for _ in range(rng.randrange(1, 40))] for _ in range(3000)]
-    sizes = [1, 16, 100, 127, 128, 500, 8191, 8192, 100000] + ([2**31 - 1, 2**31, 2**32 + 5, 2**40] if kind == "large" else [])
+    if kind == "corners":
+        # A range that is never recorded, bounds that repeat (the later counts), names that are no UTF-8, lines at their limits,
+        # an empty trace, one twice.
+        table = [(16, 0.0), (128, 0.5), (128, 1e-4), (8192, 0.1)]
+        traces += [[(b"/srv/b\xc3.py", 4), (b"\xff\xfe", 2)], [("app.py", 0), ("app.py", 2**31 - 2)], [], traces[0]]
+    sizes = [1, 16, 100, 127, 128, 500, 8191, 8192, 100000] + ([2**31 - 1, 2**31, 2**32 + 5, 2**40] if kind in ("large", "corners") else [])
+    if kind == "corners":
+        sizes += [0, 15, 2**62]
     if kind == "large":
         table = []
     events, alive = bytearray(), []
     for _ in range(20000 if kind == "many" else 500):
-        usec = rng.choice([0, 1, 17, 999999, 1000000, 2500000])
+        usec = rng.choice([0, 1, 17, 999999, 1000000, 2500000] + ([-1, -1500000, 90000000] if kind == "corners" else []))
         if alive and rng.random() < 0.45:
             index, size = alive.pop(rng.randrange(len(alive)))
             events += encode_event(index, True, usec, size)
         else:
             index, size = rng.randrange(1, len(traces) + 1), rng.choice(sizes)
+            if kind == "corners" and rng.random() < 0.1:
+                index = rng.choice([0, len(traces) + 1, INDEX])
             alive.append((index, size))
             events += encode_event(index, False, usec, size)
     hpm = encode_hpm(table, traces)
-    if kind == "cut":
+    if kind == "corners":
+        # Numbers longer than they need to be, and more than a second of microseconds.
+        events += struct.pack(">I", 2) + b"\x80\x00" + varint(1500000) + b"\xe4\x80\x80\x00"
+    if kind in ("cut", "corners"):
         # What a kill leaves: a trace without its end, an event without its size.
         hpm += encode_hpm([], [[("never.py", 1)]])[21:-1]
         events += encode_event(1, False, 5, 70000)[:-2]

@@ -4,8 +4,10 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use super::select::FilterArgs;
 use crate::profile::reader::Reader;
 use crate::report::export::log::{HEADER, Log};
+use crate::report::filter::Counted;
 use crate::ui::output::note;
 use crate::ui::save::save_with;
 use crate::ui::units::Moment;
@@ -27,7 +29,13 @@ pub struct Args {
     pub from: Moment,
 
     /// End with this moment, what happened at it included.
-    #[arg(long, value_name = "TIME", default_value = "end", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        visible_alias = "at",
+        value_name = "TIME",
+        default_value = "end",
+        allow_hyphen_values = true
+    )]
     pub to: Moment,
 
     /// Only events of this stack, by its number.
@@ -49,6 +57,10 @@ pub struct Args {
     /// Write to this file; `-` is standard output.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub output: PathBuf,
+
+    /// Which traces count.
+    #[command(flatten)]
+    pub filter: FilterArgs,
 }
 
 /// Runs the command.
@@ -59,11 +71,14 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let reader = Reader::open(&args.base)?;
     let (start, elapsed) = (reader.start(), reader.elapsed()?);
     let (from, to) = (args.from.within(start, elapsed), args.to.within(start, elapsed));
+    let filters = args.filter.filters(&reader);
+    let counted = Counted::new(&reader, &filters);
     let wanted = reader
         .events()?
         .skip_while(|event| event.clock < from)
         .take_while(|event| event.clock <= to)
         .filter(|event| args.trace.is_none_or(|trace| trace == event.trace))
+        .filter(|event| counted.counts(event.trace))
         .take(usize::try_from(args.limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX));
     let mut log = Log::new(&reader, args.stacks);
     save_with(&args.output, |out: &mut dyn Write| {

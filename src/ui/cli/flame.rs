@@ -34,6 +34,10 @@ pub struct Args {
     #[arg(long, value_enum)]
     pub format: Option<Format>,
 
+    /// Write JSON, for speedscope: the same as `--format speedscope`.
+    #[arg(long, conflicts_with = "format")]
+    pub json: bool,
+
     /// Write to this file, which is replaced once the new one is complete; `-` is standard output.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub output: PathBuf,
@@ -71,6 +75,9 @@ pub enum Format {
 
 impl Args {
     fn format(&self) -> Format {
+        if self.json {
+            return Format::Speedscope;
+        }
         let extension = self.output.extension().and_then(|extension| extension.to_str());
         self.format.unwrap_or(match extension {
             Some("svg") => Format::Svg,

@@ -40,18 +40,17 @@ fn collect(reader: &Reader) -> Result<Info, Box<dyn Error>> {
         Some(FileInfo { path, len_bytes })
     });
     let mut warnings = reader.warnings()?;
-    let digest_snapshots = match std::fs::read(names.path(Part::Digest)).map(Digest::parse) {
-        Ok(Ok(digest)) => {
+    let digest_snapshots = match Digest::open(&names.path(Part::Digest)) {
+        Ok(digest) => {
             if digest.is_rebuilt {
                 warnings.push("the digest has no index: its maker was interrupted".to_owned());
             }
             Some(digest.len())
         }
-        Ok(Err(error)) => {
-            warnings.push(format!("the digest is not usable: {error}"));
+        Err(why) => {
+            warnings.extend(why.map(|why| format!("the digest is not usable: {why}")));
             None
         }
-        Err(_) => None,
     };
     let live = reader.live_at(None)?;
     if live.unmatched_frees > 0 {

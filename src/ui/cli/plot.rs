@@ -6,14 +6,15 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::failure::Failure;
-use super::select;
+use super::select::{self, FilterArgs};
 use crate::reader::{Mode, RawTraceLine, Reader, ReaderError, Series, TimePlot};
+use crate::report::filter::{Counted, Filters};
 use crate::report::human::clean;
 use crate::report::plot::{Curve, Panel, Plot, csv};
 use crate::report::top::{GroupBy, top};
 use crate::ui::output::to_stdout;
 use crate::ui::save::save;
-use crate::ui::units::parse_duration;
+use crate::ui::units::{Moment, parse_duration};
 
 /// Points of a plot unless an interval is given.
 const POINTS: u32 = 400;
@@ -34,7 +35,7 @@ pub struct Args {
     #[arg(long = "line", value_name = "[NAME=]FILE:LINE")]
     pub lines: Vec<Named>,
 
-    /// Plot the N lines that have allocated most of what is alive at the end.
+    /// Plot the N lines that have allocated most of what is alive at the end, or at `--at`.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub top: usize,
 
@@ -42,17 +43,26 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub interval: Option<Duration>,
 
+    /// Plot up to this moment: time since the start (`90s`), before the end (`-1m`), or absolute (`2026-01-31T12:00:00Z`,
+    /// `@1769860800`).
+    #[arg(long, value_name = "TIME", default_value = "end", allow_hyphen_values = true)]
+    pub at: Moment,
+
     /// Write to this file: `.svg`, `.png` or `.csv`; `-` is a table on standard output.
     #[arg(short, long, value_name = "FILE", default_value = "-")]
     pub output: PathBuf,
 
     /// Plot the snapshots of the digest as the original heapprof does, each one interval early.
-    #[arg(long, conflicts_with = "interval")]
+    #[arg(long, conflicts_with_all = ["interval", "at", "files", "functions", "threads"])]
     pub compat: bool,
 
     /// Print one JSON object instead, with allocation rates.
     #[arg(long)]
     pub json: bool,
+
+    /// Which traces count.
+    #[command(flatten)]
+    pub filter: FilterArgs,
 }
 
 /// A line with its name.
@@ -80,16 +90,19 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         .iter()
         .map(|Named(label, line)| (label.clone(), line.clone()))
         .collect();
-    lines.extend(largest(&reader, args.top)?);
+    let at = select::moment(reader.profile(), args.at)?;
+    let filters = args.filter.filters(reader.profile());
+    lines.extend(largest(&reader, args.top, at, &filters)?);
     select::warn(reader.profile(), 0)?;
     let (plot, rates) = if args.compat {
         (reader.time_plot(&lines)?, None)
     } else {
-        let elapsed = reader.profile().elapsed()?;
+        let elapsed = at.map_or_else(|| reader.profile().elapsed(), Ok)?;
         let interval = args
             .interval
             .unwrap_or((elapsed / POINTS).max(Duration::from_millis(1)));
-        let series = reader.series(interval, &lines)?;
+        let counted = Counted::new(reader.profile(), &filters);
+        let series = reader.series_of(interval, &lines, at, |index| counted.counts(index))?;
         (as_plot(&series), Some(series))
     };
     if args.json {
@@ -108,12 +121,17 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The lines that have allocated most of what is alive at the end.
-fn largest(reader: &Reader, count: usize) -> Result<Vec<(String, RawTraceLine)>, Box<dyn Error>> {
+/// The lines that have allocated most of what is alive at a moment.
+fn largest(
+    reader: &Reader,
+    count: usize,
+    at: Option<Duration>,
+    filters: &Filters,
+) -> Result<Vec<(String, RawTraceLine)>, Box<dyn Error>> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    let live = reader.profile().live_at(None)?;
+    let live = select::live(reader.profile(), at, filters)?;
     let rows = top(&super::usages(reader.profile(), &live), GroupBy::Line, false, None);
     let mut lines: Vec<(String, RawTraceLine)> = Vec::new();
     for row in rows {
