@@ -166,7 +166,7 @@ fn ours_reads_what_the_model_writes() {
         pyheap::run(["info", &base]).expect_code(0);
         pyheap::run(["digest", &base]).expect_code(0);
         let alive: f64 = alive(&model(&["live", &base])).values().map(|sum| sum.0).sum();
-        let reader = pyheap::reader::Reader::open(&base).expect("a profile");
+        let reader = ::pyheap::reader::Reader::open(&base).expect("a profile");
         let last = reader.snapshots().expect("a digest").iter().last();
         let last = last.expect("a snapshot").expect("a whole one");
         assert!(
