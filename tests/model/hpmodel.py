@@ -173,7 +173,7 @@ def synthesize(kind, base):
         traces += [[(b"/srv/b\xc3.py", 4), (b"\xff\xfe", 2)], [("app.py", 0), ("app.py", 2**31 - 2)], [], traces[0]]
     sizes = [1, 16, 100, 127, 128, 500, 8191, 8192, 100000] + ([2**31 - 1, 2**31, 2**32 + 5, 2**40] if kind in ("large", "corners") else [])
     if kind == "corners":
-        sizes += [0, 15, 2**62]
+        sizes += [0, 15, 2**48]
     if kind == "large":
         table = []
     events, alive = bytearray(), []
