@@ -14,11 +14,14 @@ for a lock or a pipe, naps, or spins, on one line that it does not leave before 
 import functools
 import json
 import os
-import random
-import select
 import sys
 import threading
 import time
+
+try:
+    import select
+except ImportError:  # an interpreter that can load no extension module
+    select = None
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from protocol import Commands, ready, say  # noqa: E402
@@ -42,6 +45,20 @@ SHAPES = {
                  "                yield from inner()\n            for _ in outer():\n                pass\n",
     "method": "        if at == {i}:\n            Made.again(\n                CHOSEN)\n",
 }
+
+
+class Random:
+    """The module `random` needs extension modules, which not every interpreter can load."""
+
+    def __init__(self, seed):
+        self.state = seed + 1
+
+    def randrange(self, low, high):
+        self.state = self.state * 6364136223846793005 + 1442695040888963407 & 2 ** 64 - 1
+        return low + (self.state >> 33) % (high - low)
+
+    def choice(self, list):
+        return list[self.randrange(0, len(list))]
 
 
 class Made(object):
@@ -76,7 +93,7 @@ class Thread(threading.Thread):
         threading.Thread.__init__(self, name="thread-%d-\xe9" % number)
         self.daemon = True
         self.number = number
-        self.random = random.Random(seed)
+        self.random = Random(seed)
         self.go = threading.Semaphore(0)
         self.arrived = threading.Semaphore(0)
         self.back = threading.Semaphore(0)
@@ -97,12 +114,12 @@ class Thread(threading.Thread):
         if depth == 0:
             return self.stand()
         function = self.random.choice(FUNCTIONS)
-        return function(self.random.randrange(LINES), functools.partial(self.descend, depth - 1))
+        return function(self.random.randrange(0, LINES), functools.partial(self.descend, depth - 1))
 
     def stand(self):
         """Stays on one line, one of those that are marked, until it is told to leave. Few threads do so without waiting."""
         ways = ["spin", "sum", "read"] if self.number < 2 else ["nap", "read"] if self.number < 4 else []
-        self.way = self.random.choice(ways or ["read", "select", "lock"])
+        self.way = self.random.choice(ways or ["read", "select" if select else "read", "lock"])
         self.arrived.release()
         if self.way == "spin":
             while not self.leave: pass  # stands  # noqa: E701
@@ -182,7 +199,7 @@ def main():
         os._exit(0)
     # The threads that spin hand the GIL over soon.
     sys.setswitchinterval(0.0005)
-    threads = [Thread(number, "%s %d" % (sys.argv[2], number)) for number in range(int(sys.argv[1]))]
+    threads = [Thread(number, int(sys.argv[2]) * 1000003 + number) for number in range(int(sys.argv[1]))]
     for thread in threads:
         thread.start()
     ready()
