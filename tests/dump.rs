@@ -155,6 +155,12 @@ fn who_holds_the_gil_and_who_waits_is_told() {
                     "{name}: {spin:#}"
                 );
                 assert!(wait["holds_gil"] != true && main["holds_gil"] != true, "{name}");
+                let native = |thread: &Value, what: &str| thread["native"][what].as_str().unwrap_or("").to_owned();
+                // What musl and stripped libraries call it is their affair.
+                assert!(!native(wait, "library").is_empty(), "{name}: {wait:#}");
+                if name.starts_with("pyenv-") {
+                    assert!(native(wait, "function").ends_with("read"), "{name}: {wait:#}");
+                }
                 let text = pyheap::run(["dump", &pid]).expect_code(0).stdout;
                 let holds = if has_gil { "holds the GIL, " } else { "" };
                 assert!(text.contains(&format!("\"spin\", {holds}running\n    ")), "{text}");

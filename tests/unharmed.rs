@@ -21,7 +21,7 @@ fn calls(interpreter: &Interpreter) -> Vec<String> {
         .output()
         .expect("the interpreter ran before");
     // musl's own sigtimedwait makes the call again, with its whole timeout, whenever it is interrupted, be it by a tracer or
-    // by a SIGCONT: docs/pythons.md says so.
+    // by a SIGCONT: such a thread is not stopped, see `musls_sigtimedwait_is_left_alone`.
     let restarts = |call: &str| interpreter.name.starts_with("musl-") && call == "sigwait_timeout";
     String::from_utf8_lossy(&out.stdout)
         .split_whitespace()
@@ -149,6 +149,35 @@ fn blocking_calls_end_as_without_us() {
         problems.extend(wrong.lines().map(|line| format!("{}: {line}\n", interpreter.name)));
     }
     assert!(problems.is_empty(), "{problems}");
+}
+
+/// Its whole timeout would begin anew: where there is no other thread, the process is refused, and that thread has not even
+/// woken up.
+#[test]
+fn musls_sigtimedwait_is_left_alone() {
+    let Some(interpreter) = interpreters::some(&["musl-3.12"]).into_iter().next() else {
+        common::skipped("musls_sigtimedwait_is_left_alone", "no musl-3.12");
+        return;
+    };
+    // Until it is killed.
+    let mut target = Target::start(&interpreter, "blocking.py", &["sigwait_timeout", "3600"]);
+    target.send("GO");
+    target.expect("BLOCKING");
+    let picture = || {
+        let proc = format!("/proc/{}", target.pid);
+        let call = std::fs::read_to_string(format!("{proc}/syscall")).unwrap_or_default();
+        let status = std::fs::read_to_string(format!("{proc}/status")).unwrap_or_default();
+        // rt_sigtimedwait
+        let waits = call.starts_with("128 ");
+        let woken = status.lines().filter(|line| line.contains("ctxt_switches"));
+        waits.then(|| woken.map(str::to_owned).collect::<Vec<_>>())
+    };
+    let before = common::until("it waits", DEADLINE, picture);
+    let dir = scratch();
+    let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+    let out = pyheap::run(["record", &target.pid.to_string(), "-o", &base, "--duration", "1s"]);
+    out.expect_code(7).expect_stderr("a timeout would begin anew");
+    assert_eq!(picture(), Some(before));
 }
 
 #[test]

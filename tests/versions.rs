@@ -2,10 +2,11 @@
 
 mod common;
 
+use ::pyheap::attach::elf::ElfFile;
 use common::interpreters::{self, Interpreter};
 use common::report::{Row, top};
 use common::target::Target;
-use common::{DEADLINE, pyheap, scratch, skipped, until};
+use common::{DEADLINE, have, is_root, pyheap, scratch, skipped, until};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -175,12 +176,11 @@ fn strip(file: &Path) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-/// A copy of the interpreter and its library without symbols; when it runs, `spoil` is done to the library's file. Then it
-/// is recorded.
-fn spoiled(python: &Interpreter, how: &str, spoil: impl Fn(&Path)) {
+/// A copy of the interpreter and its library without symbols; when it runs, `spoil` is done to the library's file.
+fn spoiled(python: &Interpreter, how: &str, spoil: impl Fn(&Path)) -> Option<(tempfile::TempDir, Target)> {
     let Some(library) = library(python) else {
         skipped("spoiled", &format!("{} has no libpython of its own", python.name));
-        return;
+        return None;
     };
     let dir = scratch();
     let program = dir.path().join("python");
@@ -190,7 +190,7 @@ fn spoiled(python: &Interpreter, how: &str, spoil: impl Fn(&Path)) {
     std::fs::copy(&library, &copy).expect("room for a copy");
     if !strip(&program) || !strip(&copy) {
         skipped("spoiled", "no strip");
-        return;
+        return None;
     }
     let mut command = Command::new(&program);
     command
@@ -198,8 +198,21 @@ fn spoiled(python: &Interpreter, how: &str, spoil: impl Fn(&Path)) {
         .arg("odd")
         .env("LD_LIBRARY_PATH", dir.path())
         .env("PYTHONHOME", real.parent().and_then(Path::parent).expect("a prefix"));
-    let mut target = Target::start_command(command, &format!("{} {how}", python.name));
+    let target = Target::start_command(command, &format!("{} {how}", python.name));
+    // It may be on its way there still, in code of the library.
+    until("the target waits for a command", DEADLINE, || {
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", target.pid)).ok()?;
+        call.starts_with("0 0x0 ").then_some(())
+    });
     spoil(&copy);
+    Some((dir, target))
+}
+
+/// The same; and then it is recorded.
+fn spoiled_and_recorded(python: &Interpreter, how: &str, spoil: impl Fn(&Path)) {
+    let Some((dir, mut target)) = spoiled(python, how, spoil) else {
+        return;
+    };
     let base = path(&dir, "run");
     let recording = pyheap::record(target.pid, &base, &["--period", "4KiB"]);
     target.ask("GO", "DONE");
@@ -224,21 +237,124 @@ fn a_library_that_is_not_there_any_more() {
         // Every way on the newest, one on each of the others.
         let is_last = number + 1 == list.len();
         if is_last || number % 3 == 0 {
-            spoiled(python, "moved", |file| {
+            spoiled_and_recorded(python, "moved", |file| {
                 std::fs::rename(file, file.with_extension("old")).expect("our own folder");
             });
         }
         if is_last || number % 3 == 1 {
-            spoiled(python, "deleted", |file| {
+            spoiled_and_recorded(python, "deleted", |file| {
                 std::fs::remove_file(file).expect("our own folder")
             });
         }
         if is_last || number % 3 == 2 {
-            spoiled(python, "replaced", |file| {
+            spoiled_and_recorded(python, "replaced", |file| {
                 let other = file.with_extension("new");
                 std::fs::copy("/bin/true", &other).expect("room for a copy");
                 std::fs::rename(&other, file).expect("our own folder");
             });
+        }
+        if is_last {
+            spoiled_and_recorded(python, "overwritten where it is not mapped", overwrite_the_rest);
+        }
+    }
+}
+
+/// Garbage in place of all that the loader did not load: symbols and the list of sections.
+fn overwrite_the_rest(file: &Path) {
+    use std::os::unix::fs::FileExt as _;
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(file)
+        .expect("our own folder");
+    let len = file.metadata().expect("an open file").len();
+    let elf = ElfFile::open(file.try_clone().expect("an open file")).expect("a library");
+    let ends = elf
+        .segments
+        .iter()
+        .map(|segment| segment.file_offset + segment.file_size);
+    let end = ends.max().expect("it has segments");
+    assert!(end < len, "nothing to spoil");
+    let garbage = vec![0xa5; usize::try_from(len - end).expect("some kilobytes")];
+    file.write_all_at(&garbage, end).expect("room");
+}
+
+/// Another system's Python in a `chroot`, with a root and a C library of its own, and no `/proc` to look into.
+#[test]
+fn a_python_in_a_chroot() {
+    const TEST: &str = "a_python_in_a_chroot";
+    let Some(root) = interpreters::other_root() else {
+        skipped(TEST, "no debsid-3.14");
+        return;
+    };
+    if !is_root() || !have("chroot") {
+        skipped(TEST, "only root can chroot");
+        return;
+    }
+    let inside = tempfile::tempdir_in(&root).expect("room in it");
+    for name in ["codes.py", "protocol.py"] {
+        std::fs::copy(common::target_script(name), inside.path().join(name)).expect("room in it");
+    }
+    let script = Path::new("/")
+        .join(inside.path().file_name().expect("a name"))
+        .join("codes.py");
+    let mut command = Command::new("chroot");
+    command
+        .arg(&root)
+        .arg("/usr/bin/python3.14")
+        .arg("-B")
+        .arg(&script)
+        .arg("odd");
+    let mut target = Target::start_command(command, "chroot");
+    let pid = target.pid.to_string();
+    let info = pyheap::run(["info", &pid]).expect_code(0).stdout;
+    assert!(
+        info.contains("Python 3.14.") && info.contains("can be attached to"),
+        "{info}"
+    );
+    let dump = pyheap::run(["dump", &pid]).expect_code(0).stdout;
+    let here = format!("main ({}:", script.display());
+    assert!(dump.contains(&here), "{dump}");
+    let dir = scratch();
+    let base = path(&dir, "run");
+    let recording = pyheap::record(target.pid, &base, &["--period", "4KiB"]);
+    target.ask("GO", "DONE");
+    recording.interrupt();
+    let rows = top(&base, &["--by", "line"]).rows;
+    // 400,000 bytes at one sample per 4 KiB are missed with a chance of e^-97.
+    assert!(
+        rows.iter().any(|row| row.function == "plain" && row.file == "plain"),
+        "{rows:?}"
+    );
+    let info = pyheap::run(["info", &pid]).expect_code(0).stdout;
+    assert!(
+        info.contains("nothing of pyheap is in it") || info.contains("private copies"),
+        "{info}"
+    );
+    target.exit_cleanly();
+}
+
+/// `cp` over the library of a process: the kernel takes its data away with the old content, and nothing can save it. It is
+/// refused, before anything is touched.
+#[test]
+fn a_library_that_another_was_copied_over() {
+    let list = interpreters::some(&["pyenv-3.8", "pyenv-3.12", "pyenv-3.13"]);
+    for python in &list {
+        for other in ["/bin/true", "nothing"] {
+            let spoil = |file: &Path| {
+                let content = std::fs::read(other).unwrap_or_default();
+                std::fs::write(file, content).expect("our own folder");
+            };
+            let Some((dir, mut target)) = spoiled(python, other, spoil) else {
+                continue;
+            };
+            let out = pyheap::run(["record", &target.pid.to_string(), "-o", &path(&dir, "run")]);
+            let said = format!("{} {other}: {}: {}", python.name, out.code(), out.stderr);
+            assert!([5, 7].contains(&out.code()), "{said}");
+            assert_eq!(out.stderr.lines().count(), 1, "{said}");
+            // It has not run since, and so lives.
+            assert!(target.is_running(), "{said}");
+            eprintln!("{said}");
         }
     }
 }

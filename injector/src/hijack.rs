@@ -10,7 +10,7 @@
     reason = "fork, shared memory with the child, and ptrace requests that nix does not have"
 )]
 
-use crate::arch::{self, Call, Gadgets, Job, Registers, Signals};
+use crate::arch::{self, Call, Gadgets, Job, PtraceRequest, Registers, Signals};
 use crate::observe::Watch;
 use nix::sys::ptrace;
 use nix::sys::wait::WaitPidFlag;
@@ -68,7 +68,7 @@ pub enum HijackError {
     },
     /// All threads are in calls that must not be interrupted.
     #[error(
-        "every thread of process {pid} is in the middle of a write or a receive that would come back short; try again"
+        "every thread of process {pid} is in a call that must not be interrupted (a write or receive would come back short, a timeout would begin anew); try again"
     )]
     Unfit {
         /// The process.
@@ -483,7 +483,7 @@ fn wait_for_child_signal(longest: Duration) {
 
 /// The signals that a stopped thread blocks.
 fn signal_mask(tid: Pid) -> Option<u64> {
-    const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
+    const PTRACE_GETSIGMASK: PtraceRequest = 0x420a;
     let mut blocked = 0_u64;
     // SAFETY: writes eight bytes at the given address (ptrace(2), PTRACE_GETSIGMASK).
     let answer = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid.as_raw(), 8_usize, &raw mut blocked) };
@@ -492,7 +492,7 @@ fn signal_mask(tid: Pid) -> Option<u64> {
 
 /// True if the kernel sends the thread's system calls to a handler in the program: a stub's would end there.
 fn dispatches_calls(tid: Pid) -> bool {
-    const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: libc::c_uint = 0x4211;
+    const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: PtraceRequest = 0x4211;
     let mut config = [0_u64; 4];
     let size = size_of_val(&config);
     // SAFETY: writes `size` bytes to the local array (linux/ptrace.h, struct ptrace_sud_config). Kernels before 6.4 say no.
@@ -510,7 +510,7 @@ fn dispatches_calls(tid: Pid) -> bool {
 /// True if a signal waits for the thread or its process that it does not block: resuming it now would run the handler
 /// without the EINTR that the program may count on.
 fn signal_pending(tid: Pid) -> bool {
-    const PTRACE_PEEKSIGINFO: libc::c_uint = 0x4209;
+    const PTRACE_PEEKSIGINFO: PtraceRequest = 0x4209;
     #[repr(C)]
     struct Peek {
         offset: u64,
@@ -607,8 +607,8 @@ fn put_frame(
     let back = arch::resumed_by_return(regs)?;
     let mine = stacks
         .iter()
-        .find(|stack| (stack.start..stack.end).contains(&regs.rsp))?;
-    if !mine.main && !(mine.start..mine.end).contains(&regs.fs_base) {
+        .find(|stack| (stack.start..stack.end).contains(&arch::stack_pointer(regs)))?;
+    if !mine.main && !(mine.start..mine.end).contains(&arch::thread_pointer(regs)) {
         return None;
     }
     let mut xstate = [0_u8; arch::MAX_XSTATE_BYTES];
@@ -729,7 +729,7 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
             }
             let stopped = Instant::now();
             let Ok(regs) = ptrace::getregs(thread) else { continue };
-            if regs.cs != arch::USER_CS {
+            if arch::is_foreign(&regs) {
                 let _ = ptrace::detach(thread, None);
                 return fail(THIRTY_TWO, 0, tid);
             }
@@ -844,7 +844,7 @@ fn look_at(threads: &[i32], answers: &[AtomicU32], watch: &Watch) -> bool {
         }
         let answer = if stopped {
             let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| {
-                watch.holds(&regs) || watch.is_interrupted(tid, regs.rsp)
+                watch.holds(&regs) || watch.is_interrupted(tid, arch::stack_pointer(&regs))
             });
             let _ = ptrace::detach(thread, None);
             if inside { INSIDE } else { OUTSIDE }

@@ -28,7 +28,9 @@ impl Watch {
     /// True if a thread with these registers is inside, or about to jump there.
     #[must_use]
     pub fn holds(&self, regs: &arch::Registers) -> bool {
-        arch::touches(regs, &self.text) || arch::touches(regs, &self.stubs) || self.stack.contains(&regs.rsp)
+        arch::touches(regs, &self.text)
+            || arch::touches(regs, &self.stubs)
+            || self.stack.contains(&arch::stack_pointer(regs))
     }
 
     fn has(&self, pc: u64) -> bool {
@@ -231,10 +233,22 @@ pub fn by_preference(pid: i32) -> Result<Vec<i32>, HijackError> {
 fn class_of(pid: i32, tid: i32) -> Option<u8> {
     match doing(pid, tid)? {
         _ if tid == pid && reachable(pid) != pid => None,
+        Doing::Call { number, args, .. } if arch::starts_timeout_anew(number, args) && !has_glibc(pid) => None,
         Doing::Call { number, args, .. } => arch::restart_class(number, args),
         Doing::Running => Some(1),
         Doing::Blocked { .. } => Some(3),
     }
+}
+
+/// True if glibc is mapped into `pid`: its functions hand an EINTR on, to Python, which waits for the time that is left.
+/// musl's `sigtimedwait` makes the call again itself, with its whole timeout, and which C library a static program has
+/// cannot be seen.
+fn has_glibc(pid: i32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let names = maps.lines().filter_map(|line| line.rsplit('/').next());
+    // Before 2.34 the files had their version in their names.
+    let mut names = names.map(|name| name.trim_end_matches(" (deleted)"));
+    names.any(|name| name == "libc.so.6" || (name.starts_with("libc-2.") && name.ends_with(".so")))
 }
 
 /// One look at the threads in `waiting`; those that were not seen outside stay in it. True when none is left.
@@ -307,6 +321,14 @@ mod tests {
                 tid: 7
             }
         );
+    }
+
+    #[test]
+    fn the_c_library_of_a_process_is_known() {
+        // This one's.
+        let me = i32::try_from(std::process::id()).expect("pids are below 2^22");
+        assert_eq!(has_glibc(me), cfg!(target_env = "gnu"));
+        assert!(!has_glibc(-1));
     }
 
     #[test]

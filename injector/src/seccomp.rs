@@ -12,6 +12,7 @@
     reason = "fork, ptrace requests that nix does not have, raw system calls"
 )]
 
+use crate::arch::PtraceRequest;
 use crate::hijack::{self, Shared};
 use crate::observe;
 use nix::sys::ptrace;
@@ -220,7 +221,7 @@ fn try_calls() -> bool {
 
 /// The filters of thread `tid`; `None` if we may not see them.
 fn filters(pid: i32, tid: i32) -> Option<Vec<Vec<Instruction>>> {
-    const PTRACE_SECCOMP_GET_FILTER: libc::c_uint = 0x420c;
+    const PTRACE_SECCOMP_GET_FILTER: PtraceRequest = 0x420c;
     // The child writes, so the room is shared, and made before.
     let room = hijack::SharedBytes::new(MAX_FILTERS * (8 + MAX_INSTRUCTIONS * size_of::<Instruction>()))?;
     let report = Shared::new().ok()?;

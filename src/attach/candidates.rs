@@ -1,8 +1,11 @@
 //! All Python processes of the host, for `pyheap list` and for choosing a target.
 //!
-//! Cheap first: a process is looked into only when the name of its executable or of a mapped file says Python. pyheap
-//! itself and its ancestors are never listed: a script that runs pyheap waits for it.
+//! Cheap first: a process is looked into only when the name of its executable or of a mapped file says Python, or its
+//! executable has the section that an interpreter within it leaves there (from 3.10). pyheap itself and its ancestors are
+//! never listed: a script that runs pyheap waits for it.
 
+use super::elf::ElfFile;
+use super::module::open_regular;
 use super::preflight;
 use super::process::{self, Facts, MemoryUse};
 use crate::frames::PyVersion;
@@ -58,7 +61,8 @@ fn candidate(pid: i32) -> Option<Candidate> {
     })
 }
 
-/// True when the executable's name, or that of a mapped file, says Python. Opens no file of the process.
+/// True when the executable's name, or that of a mapped file, says Python, or the executable holds an interpreter under
+/// another name: what Nuitka makes of a program.
 #[must_use]
 pub fn looks_like_python(pid: i32) -> bool {
     let Ok(process) = Process::new(pid) else {
@@ -75,9 +79,16 @@ pub fn looks_like_python(pid: i32) -> bool {
     }
     // Where the maps are closed to us, the name of the program is all there is.
     match process::mapped_files(&process) {
-        Ok(files) => files.iter().any(|file| says_python(file) || is_extension_module(file)),
+        Ok(files) => files.iter().any(|file| says_python(file) || is_extension_module(file)) || holds_interpreter(pid),
         Err(_) => process.stat().is_ok_and(|stat| stat.comm.starts_with("python")),
     }
+}
+
+/// Only the list of sections is read: symbols would be too much for every process of a host.
+fn holds_interpreter(pid: i32) -> bool {
+    let file = open_regular(format!("/proc/{pid}/exe").as_ref());
+    let elf = file.ok().and_then(|file| ElfFile::open(file).ok());
+    elf.is_some_and(|elf| elf.section(".PyRuntime").is_some())
 }
 
 /// `_json.cpython-312-x86_64-linux-gnu.so`: an interpreter under another name has loaded it.

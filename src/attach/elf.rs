@@ -28,6 +28,8 @@ const MAX_SECTION_NAMES_BYTES: u64 = 1 << 20;
 const MAX_TABLE_BYTES: u64 = 128 << 20;
 /// Longer names than this are not compared; the ones that are looked for have at most 30 bytes, and a suffix.
 const MAX_SYMBOL_BYTES: usize = 64;
+/// Longer names are cut where a function's is shown.
+const MAX_FUNCTION_BYTES: usize = 256;
 /// A symbol table entry of a 64-bit file.
 const SYMBOL_BYTES: u64 = 24;
 
@@ -300,6 +302,30 @@ impl ElfFile {
         Ok(found)
     }
 
+    /// The names of the functions whose code is at `addresses`, which are by the file; none for an address that no symbol
+    /// covers by its size.
+    ///
+    /// # Errors
+    /// When a symbol table is damaged or larger than is read for this.
+    pub fn functions_at(&self, addresses: &[u64]) -> Result<HashMap<u64, String>, ElfError> {
+        /// A CPython's has 1 MB.
+        const MAX_BYTES: u64 = 16 << 20;
+        let mut found = HashMap::new();
+        if let Some((table, names)) = &self.dynamic {
+            functions_in(table, names, addresses, &mut found)?;
+        }
+        // The full table first: it has the names that are not exported, too.
+        for (table, names) in [(".symtab", ".strtab"), (".dynsym", ".dynstr")] {
+            if found.len() < addresses.len()
+                && let Some(table) = self.section_bytes(table, MAX_BYTES)?
+                && let Some(names) = self.section_bytes(names, MAX_BYTES)?
+            {
+                functions_in(&table, &names, addresses, &mut found)?;
+            }
+        }
+        Ok(found)
+    }
+
     fn symbols_of(
         &self,
         table: &'static str,
@@ -349,6 +375,31 @@ fn symbols_in(
             exported,
             function: kind == STT_FUNC,
         });
+    }
+    Ok(())
+}
+
+/// Adds the names of the functions in `table` that are at those of `addresses` which have none yet.
+fn functions_in(
+    table: &[u8],
+    names: &[u8],
+    addresses: &[u64],
+    found: &mut HashMap<u64, String>,
+) -> Result<(), ElfError> {
+    let count = table.len() / usize::try_from(SYMBOL_BYTES).unwrap_or(usize::MAX);
+    let symbols = Symtab::parse(table, 0, count, CTX).map_err(|_| ElfError::Damaged("a symbol table"))?;
+    for symbol in symbols.iter() {
+        if symbol.st_shndx == 0 || st_type(symbol.st_info) != STT_FUNC {
+            continue;
+        }
+        let range = symbol.st_value..symbol.st_value.saturating_add(symbol.st_size);
+        for address in addresses.iter().filter(|address| range.contains(address)) {
+            let tail = names.get(symbol.st_name..).unwrap_or_default();
+            let name = tail.split(|byte| *byte == 0).next().unwrap_or_default();
+            let name = name.get(..name.len().min(MAX_FUNCTION_BYTES)).unwrap_or_default();
+            let name = || String::from_utf8_lossy(name).into_owned();
+            found.entry(*address).or_insert_with(name);
+        }
     }
     Ok(())
 }

@@ -30,6 +30,14 @@ pub enum FindError {
         /// Its descendants that are: a wrapper such as a shell or `uv run` was meant to be looked through.
         python_descendants: Vec<i32>,
     },
+    /// A libpython that holds no Python.
+    #[error("{path} is mapped into process {pid} but holds no Python: it was overwritten after the process began", path = printable(.path))]
+    Overwritten {
+        /// The process.
+        pid: i32,
+        /// The file, as the process sees it.
+        path: PathBuf,
+    },
     /// A Python that is not supported.
     #[error("{found} is not supported{}", .hint)]
     Unsupported {

@@ -190,6 +190,12 @@ pub fn find(pid: i32) -> Result<Interpreter, FindError> {
     match (running, refused) {
         (Some(found), _) => Ok(found),
         (None, Some(error)) => Err(error),
+        (None, None) if let Some(file) = files.iter().find(|file| file.name().starts_with("libpython3")) => {
+            Err(FindError::Overwritten {
+                pid,
+                path: file.path.clone(),
+            })
+        }
         (None, None) => Err(FindError::NotPython {
             pid,
             exe: process::printable(&exe),

@@ -83,6 +83,12 @@ impl MappedFile {
         self.executable |= map.perms.contains(MMPermissions::EXECUTE);
     }
 
+    /// True if a part of the file is mapped at `address`.
+    #[must_use]
+    pub fn contains(&self, address: u64) -> bool {
+        self.ranges.iter().any(|(range, _)| range.contains(&address))
+    }
+
     /// The last component of the path, without control characters.
     #[must_use]
     pub fn name(&self) -> String {

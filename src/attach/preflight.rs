@@ -104,6 +104,14 @@ pub enum Refusal {
         /// What it forbids.
         why: Forbidden,
     },
+    /// There is no code for this processor.
+    #[error(
+        "pyheap cannot enter processes on this kind of processor, only on x86-64: `pyheap dump {pid}` and all that reads works"
+    )]
+    Processor {
+        /// The process.
+        pid: i32,
+    },
     /// The processor checks its return addresses.
     #[error(
         "process {pid} has a shadow stack, which pyheap does not support yet: start it with GLIBC_TUNABLES=glibc.cpu.x86_shstk=off"
@@ -178,6 +186,7 @@ impl Refusal {
             | Self::Stopped { .. }
             | Self::Seccomp { .. }
             | Self::ShadowStack { .. }
+            | Self::Processor { .. }
             | Self::NoAddressSpace { .. }
             | Self::Proc { .. } => 7,
             Self::Python(error) => match error {
@@ -195,6 +204,9 @@ impl Refusal {
 /// With the first reason why not.
 pub fn check(pid: i32) -> Result<Target, Refusal> {
     let target = look(pid)?;
+    if !pyheap_injector::arch::CAN_ENTER {
+        return Err(Refusal::Processor { pid });
+    }
     if target.facts.state == 'T' {
         return Err(Refusal::Stopped { pid });
     }

@@ -10,7 +10,8 @@ use super::pages::Pages;
 use super::tasks::{self, Task, state_name};
 use super::walk::{RawThread, Walker};
 use super::{
-    Dump, DumpError, MAX_READING, Mode, ReadInterpreter, ReadThread, Seen, assemble, find_names, find_task, read_all,
+    Dump, DumpError, MAX_READING, Mode, ReadInterpreter, ReadThread, Seen, assemble, find_names, find_task, native,
+    read_all,
 };
 use crate::attach::Target;
 use crate::dump::objects::Objects;
@@ -73,6 +74,12 @@ pub fn stopped(target: &Target) -> Result<Dump, DumpError> {
                     })
                     .collect();
                 let mut dump = dump(target, Mode::Stopped, &reading, &pages, &seen);
+                let instruction = |task: &Task| {
+                    let stopped = stop.threads.get(&task.tid).copied().flatten();
+                    let at = stopped.map(|at| at.instruction).or_else(|| instruction(task))?;
+                    Some((task.tid, at))
+                };
+                native::tell(&mut dump, &before.iter().filter_map(instruction).collect());
                 if !sound {
                     // A thread that ran may have started or ended others, whose stacks nobody vouches for.
                     let known: HashSet<i32> = seen.iter().map(|task| task.tid).collect();
@@ -167,6 +174,14 @@ fn seen(task: &Task, at: Option<At>) -> Seen {
     }
 }
 
+/// Where a thread goes on when what it waits for has come; `None` for one that runs.
+const fn instruction(task: &Task) -> Option<u64> {
+    match task.doing {
+        Doing::Call { pc, .. } | Doing::Blocked { pc, .. } => Some(pc),
+        Doing::Running => None,
+    }
+}
+
 /// Dumps a process without stopping anything. Each thread is read until two readings agree or the kernel says that it has
 /// waited all the time; one that never does is marked.
 ///
@@ -207,6 +222,8 @@ pub fn nonblocking(target: &Target) -> Result<Dump, DumpError> {
         thread.torn &= task.is_none_or(|task| !slept.contains(&task.tid));
     }
     let mut dump = dump(target, Mode::Nonblocking, &interpreters, &mem, &seen);
+    let instruction = |task: &Task| Some((task.tid, instruction(task)?));
+    native::tell(&mut dump, &after.iter().filter_map(instruction).collect());
     let threads = || dump.interpreters.iter().flat_map(|i| &i.threads);
     dump.consistent = !threads().any(|thread| thread.may_be_torn);
     Ok(dump)

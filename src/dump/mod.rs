@@ -2,7 +2,7 @@
 //! process that runs and for a core file.
 //!
 //! [`live`] decides who must stand still for how long, [`tasks`] asks the kernel about threads, [`walk`] follows CPython's
-//! structures, [`objects`] finds the threads' names, [`pages`] makes the reads few, [`core`] is memory out of a file, and
+//! structures, [`objects`] finds the threads' names, [`native`] those of C functions, [`pages`] makes the reads few, [`core`] is memory out of a file, and
 //! [`render`] is for people.
 //!
 //! What it refuses to do: show a stack that was never there. A stack that could not be read while its thread stood still
@@ -11,6 +11,7 @@
 pub mod budget;
 pub mod core;
 pub mod live;
+pub mod native;
 pub mod objects;
 pub mod pages;
 pub mod render;
@@ -98,6 +99,8 @@ pub struct ThreadDump {
     pub state: Option<&'static str>,
     /// The system call that it waits in.
     pub system_call: Option<String>,
+    /// The C function that it is in, or at least the library; `None` where that is not known.
+    pub native: Option<native::Native>,
     /// This thread has a state above already, of another interpreter as a rule. Up to 3.12 a state may also be run by
     /// another thread than the one that made it, which is the one that is named here: what it does is not known.
     pub second_state: bool,
@@ -141,6 +144,8 @@ pub struct OtherThread {
     pub state: Option<&'static str>,
     /// The system call that it waits in.
     pub system_call: Option<String>,
+    /// The C function that it is in, or at least the library; `None` where that is not known.
+    pub native: Option<native::Native>,
 }
 
 /// What is known of a thread from the kernel or a core file.
@@ -275,6 +280,7 @@ fn assemble(reading: &[ReadInterpreter], mem: &impl RemoteMemory, seen: &[Seen])
         os_name: task.name.clone(),
         state: task.state,
         system_call: task.call.map(call_name),
+        native: None,
     });
     Parts {
         others: others.collect(),
@@ -303,6 +309,7 @@ fn thread_dump(interpreter: &ReadInterpreter, thread: &ReadThread, task: Option<
         waits_for_gil: call.is_some_and(|call| waits_for(&interpreter.raw.gil, call)),
         state: task.and_then(|task| task.state),
         system_call: call.map(call_name),
+        native: None,
         second_state: false,
         may_be_torn: thread.torn || task.is_some_and(|task| task.may_be_torn),
         incomplete: stack.broken,
@@ -327,8 +334,12 @@ fn call_name((number, _): (u64, u64)) -> String {
 /// The thread that a thread state belongs to: by the number that the state has (from 3.11), else by the thread pointer
 /// where the thread was stopped, else by the number that the C library keeps in the thread's control block.
 fn find_task<'a>(mem: &impl RemoteMemory, thread: &RawThread, seen: &'a [Seen]) -> Option<&'a Seen> {
-    /// `pthread_t.tid` on x86-64: glibc, musl.
-    const TID_AT: [u64; 2] = [720, 48];
+    /// `pthread_t.tid`: glibc, musl. On aarch64 the control block's own part is smaller.
+    const TID_AT: [u64; 2] = if cfg!(target_arch = "x86_64") {
+        [720, 48]
+    } else {
+        [208, 32]
+    };
     let by_number = |number: u64| seen.iter().find(|task| u64::try_from(task.inner_tid) == Ok(number));
     if thread.thread_id == 0 {
         return None;

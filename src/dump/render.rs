@@ -1,5 +1,6 @@
 //! A dump for people. Names of the target are shown without control characters.
 
+use super::native::Native;
 use super::{Dump, Mode, OtherThread, ThreadDump};
 use crate::report::human::clean;
 use std::fmt::Write;
@@ -88,6 +89,9 @@ fn add_thread(text: &mut String, thread: &ThreadDump) {
         *text += " (ran meanwhile: may be torn)";
     }
     text.push('\n');
+    if let Some(remark) = remark(thread.native.as_ref(), thread.system_call.as_deref()) {
+        let _ = writeln!(text, "    C: {}", clean(&remark));
+    }
     for (number, frame) in thread.frames.iter().enumerate() {
         if let Some(omitted) = thread.omitted.filter(|omitted| omitted.after == number) {
             let _ = writeln!(text, "    … {} frames are left out", omitted.frames);
@@ -107,6 +111,10 @@ fn add_thread(text: &mut String, thread: &ThreadDump) {
     }
 }
 
+fn remark(native: Option<&Native>, system_call: Option<&str>) -> Option<String> {
+    native?.remark(system_call)
+}
+
 fn other(thread: &OtherThread) -> String {
     let name = thread
         .os_name
@@ -114,8 +122,10 @@ fn other(thread: &OtherThread) -> String {
         .map_or_else(String::new, |name| format!(" \"{}\"", clean(name)));
     let what = thread.system_call.as_ref().map(|call| format!("in {call}"));
     let what = what.or_else(|| thread.state.map(str::to_owned));
+    let remark = remark(thread.native.as_ref(), thread.system_call.as_deref());
+    let remark = remark.map_or_else(String::new, |remark| format!(", {}", clean(&remark)));
     format!(
-        "thread {}{name}{}",
+        "thread {}{name}{}{remark}",
         thread.tid,
         what.map_or_else(String::new, |what| format!(", {what}"))
     )
@@ -142,6 +152,10 @@ mod tests {
             waits_for_gil: true,
             state: Some("sleeping"),
             system_call: Some("futex".to_owned()),
+            native: Some(Native {
+                function: Some("sem_wait".to_owned()),
+                library: "libc.so.6".to_owned(),
+            }),
             second_state: false,
             may_be_torn: true,
             incomplete: None,
@@ -160,6 +174,7 @@ mod tests {
             waits_for_gil: false,
             state: Some("running"),
             system_call: None,
+            native: None,
             may_be_torn: false,
             frames: Vec::new(),
             omitted: None,
@@ -183,6 +198,7 @@ mod tests {
                 os_name: Some("jemalloc".to_owned()),
                 state: Some("sleeping"),
                 system_call: None,
+                native: None,
             }],
         };
         let expected = "process 42: python a.py
@@ -192,6 +208,7 @@ thread 0x7f00, holds the GIL, running
     no Python frames
 
 thread 43 \"worker\", waits for the GIL (futex) (ran meanwhile: may be torn)
+    C: sem_wait in libc.so.6
     f (a?.py:7)
     … 5 frames are left out
     <module> (a?.py:9)

@@ -26,14 +26,23 @@ const MINORS: [&str; 9] = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", 
 /// All supported CPythons by name, in the order given; never empty unless there is none at all.
 pub fn named() -> Vec<Interpreter> {
     let mut list = listed();
-    // The hidden ones cannot load extension modules, which most targets need.
-    list.retain(|i| i.name != "pypy3" && !i.name.starts_with("hidden-"));
+    // The hidden ones cannot load extension modules, which most targets need; the one of another system has a test of its own.
+    list.retain(|i| i.name != "pypy3" && !i.name.starts_with("hidden-") && !i.name.starts_with("debsid-"));
     list
 }
 
 /// An interpreter without any symbol, if there is one.
 pub fn hidden() -> Option<Interpreter> {
     listed().into_iter().find(|i| i.name.starts_with("hidden-"))
+}
+
+/// The root folder of another system, with its C library and a `usr/bin/python3.14`, if there is one.
+pub fn other_root() -> Option<PathBuf> {
+    let python = listed().into_iter().find(|i| i.name == "debsid-3.14")?;
+    let root = Path::new(&python.path)
+        .ancestors()
+        .find(|folder| folder.join("usr/bin").is_dir())?;
+    Some(root.to_owned())
 }
 
 /// One for each of the wanted minor versions or names that is there, for tests that need not run on every build.
@@ -102,7 +111,14 @@ fn listed() -> Vec<Interpreter> {
             root.join(format!("target/interpreters/many-{minor}/python")),
         );
     }
-    for name in ["many-3.13t", "many-3.14t", "musl-3.12", "musl-3.14t", "hidden-3.12"] {
+    for name in [
+        "many-3.13t",
+        "many-3.14t",
+        "musl-3.12",
+        "musl-3.14t",
+        "hidden-3.12",
+        "debsid-3.14",
+    ] {
         add(name.to_owned(), root.join(format!("target/interpreters/{name}/python")));
     }
     add("deb-3.11".to_owned(), PathBuf::from("/usr/bin/python3.11"));

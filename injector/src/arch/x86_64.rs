@@ -1,9 +1,13 @@
 //! x86-64: registers of a stopped thread, system-call restart, and the stubs.
 
+use super::{Call, Gadgets, Job, Signals};
 use libc::user_regs_struct;
 
 /// Registers of a thread.
 pub type Registers = user_regs_struct;
+
+/// pyheap can enter processes on this machine.
+pub const CAN_ENTER: bool = true;
 
 /// Longest stub, in bytes; each has a slot of this size.
 pub const STUB_BYTES: usize = 480;
@@ -137,50 +141,16 @@ pub fn restart_class(number: u64, args: [u64; 6]) -> Option<u8> {
     }
 }
 
+/// True for a call with a timeout, ended by any stop, that some C library makes again with its whole timeout:
+/// `rt_sigtimedwait`, which musl makes so.
+#[must_use]
+pub const fn starts_timeout_anew(number: u64, args: [u64; 6]) -> bool {
+    number == 128 && args[2] != 0
+}
+
 /// Where a signal frame holds the interrupted instruction, from the return address that begins it: in `ucontext`, after
 /// flags, link and stack, the 17th word of `sigcontext`.
 pub const FRAME_INSTRUCTION: usize = 8 + 40 + 16 * 8;
-
-/// What a stub does before it restores the thread.
-#[derive(Debug, Clone, Copy)]
-pub enum Job {
-    /// Maps `len` bytes of private anonymous memory at `address`, read-write, and writes `nonce` there. Fails (and leaves
-    /// nothing) when the place is taken. `len` is written behind the nonce.
-    Map {
-        /// Where.
-        address: u64,
-        /// How much.
-        len: u64,
-        /// Proof of success.
-        nonce: u64,
-        /// The process may lock all that it maps (`mlockall`): the kernel would make every page of it resident at once,
-        /// while the thread waits. So it is mapped without access, unlocked, and made accessible then.
-        locked: bool,
-    },
-    /// Makes `text` executable, saves the extended registers at `xsave`, and calls `function` on the stack that ends at
-    /// `xsave`. When the kernel refuses, stores `refused` and then the errno at `status`.
-    Call {
-        /// First page of text.
-        text: u64,
-        /// Its length.
-        text_len: u64,
-        /// `extern "C" fn()`
-        function: u64,
-        /// 64-byte aligned area of [`crate::region::XSAVE_BYTES`], zero at first; the stack ends here.
-        xsave: u64,
-        /// Two words.
-        status: u64,
-        /// See above.
-        refused: u64,
-    },
-    /// Unmaps.
-    Unmap {
-        /// Where.
-        address: u64,
-        /// How much.
-        len: u64,
-    },
-}
 
 /// Asks the processor everything that [`stub`] and [`return_frame`] need to know. The answers are kept; in a virtual
 /// machine a question takes some 20 µs, so it must not be asked while a thread stands still.
@@ -339,15 +309,6 @@ const RESTARTED: u64 = 0;
 const INTERRUPTED: u64 = SYSCALL_BYTES;
 const PLAIN: u64 = 7;
 
-/// The signals of a thread and its process, a bit each, as a stub needs them.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Signals {
-    /// Blocked by the thread.
-    pub blocked: u64,
-    /// With a handler.
-    pub caught: u64,
-}
-
 /// Makes the stub that does `job` and then resumes the thread that is `stopped`, and the registers to enter it with at
 /// `stub`.
 ///
@@ -489,36 +450,6 @@ pub const RETURN_FRAME_BYTES: usize = 20 << 10;
 /// Largest extended state that it takes.
 pub const MAX_XSTATE_BYTES: usize = 16 << 10;
 
-/// A system call with up to three arguments.
-#[derive(Debug, Clone, Copy)]
-pub struct Call {
-    /// Its number.
-    pub number: u64,
-    /// Its arguments.
-    pub args: [u64; 3],
-}
-
-impl Call {
-    /// `madvise(page, 4096, MADV_DONTNEED)`: a private copy of a file's page goes away.
-    #[must_use]
-    pub const fn drop_page(page: u64) -> Self {
-        const SYS_MADVISE: u64 = 28;
-        Self {
-            number: SYS_MADVISE,
-            args: [page, 4096, libc::MADV_DONTNEED as u64],
-        }
-    }
-}
-
-/// Instructions of the target's own C library.
-#[derive(Debug, Clone, Copy)]
-pub struct Gadgets {
-    /// `syscall; ret`
-    pub call: u64,
-    /// `mov $15, %rax; syscall`: what signal handlers return to.
-    pub restorer: u64,
-}
-
 /// The bytes of [`Gadgets`].
 pub const CALL_GADGET: &[u8] = &[0x0f, 0x05, 0xc3];
 /// See [`CALL_GADGET`].
@@ -646,8 +577,25 @@ pub fn touches(regs: &Registers, range: &std::ops::Range<u64>) -> bool {
     .any(|value| range.contains(value))
 }
 
-/// Code segment of 64-bit user code; another one means a 32-bit thread.
-pub const USER_CS: u64 = 0x33;
+/// True for a thread that runs 32-bit code.
+#[must_use]
+pub const fn is_foreign(regs: &Registers) -> bool {
+    /// Code segment of 64-bit user code.
+    const USER_CS: u64 = 0x33;
+    regs.cs != USER_CS
+}
+
+/// The stack pointer.
+#[must_use]
+pub const fn stack_pointer(regs: &Registers) -> u64 {
+    regs.rsp
+}
+
+/// The thread pointer, where it is among the registers.
+#[must_use]
+pub const fn thread_pointer(regs: &Registers) -> u64 {
+    regs.fs_base
+}
 
 #[cfg(test)]
 mod tests {
