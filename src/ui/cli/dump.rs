@@ -9,10 +9,12 @@ use crate::ui::output::to_stdout;
 use std::error::Error;
 use std::path::PathBuf;
 
-/// Show the Python stacks of all threads: function, file, line, who holds the GIL, which system call each waits in.
+/// Show the Python stacks of all threads: function, file, line, who holds the GIL, which system call each waits in,
+/// and in which C function where a symbol tells.
 ///
 /// Nothing is put into the process. Threads that run are stopped while it is read, some milliseconds as a rule; threads
-/// that wait are left alone, and that they did not run meanwhile is checked. The innermost call comes first.
+/// that wait are left alone, and that they did not run meanwhile is checked. The innermost call comes first. Greenlets and coroutines that wait are on no
+/// thread's stack, and are not shown.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The process; may be left out if there is only one Python process.
