@@ -78,6 +78,31 @@ fn a_zombie_has_ended() {
     child.wait().unwrap();
 }
 
+/// As Nuitka makes them: neither the program nor what it maps is called Python.
+#[test]
+fn a_python_under_another_name_is_seen() {
+    let Some(python) = interpreters::listed("hidden-3.12") else {
+        eprintln!("skipped: no hidden-3.12 here");
+        return;
+    };
+    let mut shell = Command::new("/bin/sh");
+    shell
+        .args(["-c", "\"$0\" \"$1\"; echo over"])
+        .arg(&python.path)
+        .arg(targets().join("idle.py"));
+    let mut shell = Running::spawn(shell);
+    shell.lines_until("ready");
+    let child = process::descendants(shell.pid())[0];
+    let exe = std::fs::read_link(format!("/proc/{child}/exe")).unwrap();
+    assert!(!exe.ends_with("python"), "{}", exe.display());
+    let text = refusal(shell.pid()).to_string();
+    assert!(
+        text.ends_with(&format!("but it has started Python: try {child}")),
+        "{text}"
+    );
+    preflight::check(child).unwrap();
+}
+
 #[test]
 fn a_shell_is_told_of_its_python() {
     let python = interpreters::supported().remove(0);
@@ -210,7 +235,7 @@ fn a_python_that_starts_up_is_refused() {
 fn other_versions_are_refused_by_name() {
     let others: Vec<_> = interpreters::all()
         .into_iter()
-        .filter(|p| !pyheap::frames::SUPPORTED_MINORS.contains(&p.minor()))
+        .filter(|p| p.version.0 != 3 || !pyheap::frames::SUPPORTED_MINORS.contains(&p.minor()))
         .collect();
     if others.is_empty() {
         eprintln!("skipped: no unsupported Python here");
@@ -219,7 +244,7 @@ fn other_versions_are_refused_by_name() {
         let mut target = Running::start(&python, "idle.py", &[]);
         target.lines_until("ready");
         let refusal = refusal(target.pid());
-        let end = if python.minor() > 15 {
+        let end = if python.version.0 == 3 && python.minor() > 15 {
             "is not supported yet: 3.7 to 3.15 are"
         } else {
             "is not supported: 3.7 to 3.15 are"
@@ -227,6 +252,26 @@ fn other_versions_are_refused_by_name() {
         assert_eq!(refusal.to_string(), format!("Python {} {end}", python.version_text()));
         assert_eq!(refusal.exit_code(), 5);
     }
+}
+
+/// Without symbols, and from before the time when `_PyRuntime` could be found without.
+#[test]
+fn an_old_python_without_symbols_is_refused_by_its_version() {
+    let Some(python) = interpreters::listed("hidden-3.8") else {
+        eprintln!("skipped: no hidden-3.8 here");
+        return;
+    };
+    let mut command = Command::new(&python.path);
+    command.arg(targets().join("idle.py"));
+    let mut target = Running::spawn(command);
+    target.lines_until("ready");
+    let refusal = refusal(target.pid());
+    let text = refusal.to_string();
+    assert!(
+        text.starts_with("Python 3.8.") && text.contains("has no symbols"),
+        "{text}"
+    );
+    assert_eq!(refusal.exit_code(), 5);
 }
 
 /// `PYHEAP_OTHER_PYTHONS`: paths of PyPy, MicroPython, free-threaded builds, joined by colons.

@@ -25,20 +25,26 @@ const MINORS: [&str; 9] = ["3.7", "3.8", "3.9", "3.10", "3.11", "3.12", "3.13", 
 
 /// All supported CPythons by name, in the order given; never empty unless there is none at all.
 pub fn named() -> Vec<Interpreter> {
-    let mut list = listed();
+    let mut list = all_listed();
     // The hidden ones cannot load extension modules, which most targets need; the one of another system has a test of its own.
     list.retain(|i| i.name != "pypy3" && !i.name.starts_with("hidden-") && !i.name.starts_with("debsid-"));
     list
 }
 
-/// An interpreter without any symbol, if there is one.
+/// An interpreter without any symbol that is supported, if there is one.
 pub fn hidden() -> Option<Interpreter> {
-    listed().into_iter().find(|i| i.name.starts_with("hidden-"))
+    let mut all = all_listed().into_iter();
+    all.find(|i| i.name.starts_with("hidden-") && i.name != "hidden-3.8")
+}
+
+/// The one with this name, if it is there.
+pub fn listed(name: &str) -> Option<Interpreter> {
+    all_listed().into_iter().find(|i| i.name == name)
 }
 
 /// The root folder of another system, with its C library and a `usr/bin/python3.14`, if there is one.
 pub fn other_root() -> Option<PathBuf> {
-    let python = listed().into_iter().find(|i| i.name == "debsid-3.14")?;
+    let python = listed("debsid-3.14")?;
     let root = Path::new(&python.path)
         .ancestors()
         .find(|folder| folder.join("usr/bin").is_dir())?;
@@ -60,10 +66,10 @@ pub fn any() -> Option<Interpreter> {
 }
 
 pub fn pypy() -> Option<Interpreter> {
-    listed().into_iter().find(|i| i.name == "pypy3")
+    listed("pypy3")
 }
 
-fn listed() -> Vec<Interpreter> {
+fn all_listed() -> Vec<Interpreter> {
     if let Ok(list) = std::env::var("PYHEAP_INTERPRETERS") {
         return list
             .split(':')
