@@ -3,7 +3,7 @@
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, cure, demo, diff, digest, dump, events, export, flame, flow, info, leaks, plot, record, top, whence,
+    attach, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, top, whence,
 };
 use pyheap::ui::output::note;
 use std::process::ExitCode;
@@ -25,6 +25,7 @@ enum Command {
     Flow(flow::Args),
     Compare(flow::CompareArgs),
     Flame(flame::Args),
+    Html(html::Args),
     Export(export::Args),
     Events(events::Args),
     Digest(digest::Args),
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::Flow(args) => flow::run(&args),
         Command::Compare(args) => flow::run_compare(&args),
         Command::Flame(args) => flame::run(&args),
+        Command::Html(args) => html::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Events(args) => events::run(&args),
         Command::Digest(args) => digest::run(&args),

@@ -101,6 +101,12 @@ impl Tally {
         }
     }
 
+    /// State of one trace.
+    #[inline]
+    pub fn live(&mut self, trace: u32) -> Live {
+        *self.traces.entry(trace)
+    }
+
     /// State of every trace; those without any record are among them.
     pub fn traces(&self) -> impl Iterator<Item = (u32, &Live)> {
         self.traces.iter()

@@ -138,16 +138,22 @@ impl Reader {
             }
         }
         let classes = bins.iter().enumerate().map(|(bin, live)| SizeClass {
-            low: if bin == 0 { 0 } else { (1u64 << (bin - 1)) + 1 },
-            high: 1u64.checked_shl(bin as u32).unwrap_or(u64::MAX),
+            low: limits_of(bin).0,
+            high: limits_of(bin).1,
             live: *live,
         });
         Ok(classes.filter(|class| class.live.alloc_objects > 0.0).collect())
     }
 }
 
+/// The smallest and the largest size of a bin, both included.
+pub(crate) fn limits_of(bin: usize) -> (u64, u64) {
+    let low = if bin == 0 { 0 } else { (1u64 << (bin - 1)) + 1 };
+    (low, 1u64.checked_shl(bin as u32).unwrap_or(u64::MAX))
+}
+
 /// ceil(log2 size); 0 for sizes 0 and 1.
-fn bin_of(size: u64) -> usize {
+pub(crate) fn bin_of(size: u64) -> usize {
     if size <= 1 {
         0
     } else {

@@ -49,6 +49,7 @@ mod usage;
 mod window;
 
 pub use ages::{Age, SizeClass};
+pub(crate) use ages::{bin_of, limits_of};
 pub use dot::DotOptions;
 pub use flow::{FlowEdge, FlowGraph, FlowNode, Recursion};
 pub use hpd::{HpdEvent, HpdEvents};

@@ -91,62 +91,48 @@ impl Info {
             count(self.estimated_live_objects_margin),
             Human(Duration::try_from_secs_f64(self.elapsed_seconds).unwrap_or_default()),
         );
-        let mut line = |name: &str, value: &str| {
-            let _ = writeln!(text, "{name:<10} {}", clean(value));
-        };
-        if let Some(target) = &self.target {
-            for (name, value) in target_lines(target, self.detach_stop_micros) {
-                line(name, &value);
-            }
+        for (name, value) in self.lines() {
+            let _ = writeln!(text, "{name:<10} {}", clean(&value));
         }
-        line("start", &utc(self.start_seconds));
-        line("sampling", &self.sampling());
+        text
+    }
+
+    /// Its facts, each with its name. Values are not yet [`clean`].
+    pub fn lines(&self) -> Vec<(&'static str, String)> {
+        let target = self.target.as_ref();
+        let mut lines = target.map_or_else(Vec::new, |target| target_lines(target, self.detach_stop_micros));
+        let mut line = |name, value| lines.push((name, value));
+        line("start", utc(self.start_seconds));
+        line("sampling", self.sampling());
         let frees = self.events - self.allocations;
-        line(
-            "events",
-            &format!(
-                "{} allocations, {} frees",
-                count(self.allocations as f64),
-                count(frees as f64)
-            ),
-        );
-        line("traces", &count(f64::from(self.traces)));
-        line(
-            "allocated",
-            &format!("{} in all", bytes(self.estimated_allocated_bytes)),
-        );
+        let (allocations, frees) = (count(self.allocations as f64), count(frees as f64));
+        line("events", format!("{allocations} allocations, {frees} frees"));
+        line("traces", count(f64::from(self.traces)));
+        line("allocated", format!("{} in all", bytes(self.estimated_allocated_bytes)));
         if let Some((first, last)) = &self.memory {
-            line(
-                "rss",
-                &format!(
-                    "{} at first, {} at last",
-                    bytes(first.rss as f64),
-                    bytes(last.rss as f64)
-                ),
-            );
+            let (first, last) = (bytes(first.rss as f64), bytes(last.rss as f64));
+            line("rss", format!("{first} at first, {last} at last"));
         }
         if self.target.is_some() {
-            line("lost", &describe_losses(&self.losses));
+            line("lost", describe_losses(&self.losses));
         }
         let end = match &self.end {
             Some(end) => end.describe(),
             None if self.target.is_some() => "not recorded: it still runs, or pyheap was killed".to_owned(),
             None => "not recorded: there is no sidecar (._hpx)".to_owned(),
         };
-        line("end", &end);
+        line("end", end);
         if let Some(snapshots) = self.digest_snapshots {
-            line("digest", &format!("{} snapshots", count(snapshots as f64)));
+            line("digest", format!("{} snapshots", count(snapshots as f64)));
         }
         for file in &self.files {
-            line(
-                "file",
-                &format!("{} ({})", file.path.display(), bytes(file.len_bytes as f64)),
-            );
+            let length = bytes(file.len_bytes as f64);
+            line("file", format!("{} ({length})", file.path.display()));
         }
         for warning in &self.warnings {
-            line("warning", warning);
+            line("warning", warning.clone());
         }
-        text
+        lines
     }
 }
 

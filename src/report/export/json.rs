@@ -78,7 +78,7 @@ pub fn json<'a>(export: &Export<'a>) -> serde_json::Result<String> {
 ///
 /// # Errors
 /// When the value cannot be JSON, which plain data always can.
-pub(super) fn plain(value: &Value) -> serde_json::Result<String> {
+pub(in crate::report) fn plain(value: &Value) -> serde_json::Result<String> {
     let text = serde_json::to_string(value)?;
     if !text.contains(|c| is_unsafe(c) || matches!(c, '<' | '>' | '&')) {
         return Ok(text);

@@ -134,6 +134,9 @@ pub struct Site {
     pub stacks: usize,
     /// The allocating lines with most of the growth.
     pub lines: Vec<Line>,
+    /// The traces that it is made of.
+    #[serde(skip)]
+    pub traces: Vec<u32>,
 }
 
 /// The answer.
@@ -462,6 +465,7 @@ impl Context<'_> {
             stack,
             stacks: stacks.len(),
             lines: self.lines(stacks),
+            traces: group.traces.clone(),
         }
     }
 

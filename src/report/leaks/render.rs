@@ -58,7 +58,7 @@ pub fn headline(report: &Report) -> String {
 /// All of it, every line ended by a newline; at most `limit` sites.
 pub fn render(report: &Report, detail: Detail, limit: usize) -> String {
     let mut text = headline(report) + "\n";
-    process(&mut text, report);
+    let _ = writeln!(text, "{}", process(report));
     if let Some(forecast) = &report.limit {
         let _ = writeln!(text, "{}", hits(forecast));
     }
@@ -90,7 +90,9 @@ fn leaks(report: &Report) -> Vec<&Site> {
         .collect()
 }
 
-fn process(out: &mut String, report: &Report) {
+/// What is live and what the process does, on one line.
+pub fn process(report: &Report) -> String {
+    let mut out = String::new();
     let _ = write!(
         out,
         "live since the start {} ± {}",
@@ -108,7 +110,7 @@ fn process(out: &mut String, report: &Report) {
             explained(report)
         );
     }
-    out.push('\n');
+    out
 }
 
 /// `+48.0 MiB ± 9.1 MiB`.
@@ -137,7 +139,8 @@ fn estimate(site: &Site) -> String {
     format!("{} ± {}", bytes(site.growth_bytes_per_min), bytes((high - low) / 2.0))
 }
 
-fn hits(forecast: &Forecast) -> String {
+/// When the limit is hit.
+pub fn hits(forecast: &Forecast) -> String {
     let source = if forecast.source == "cgroup" {
         "the cgroup's limit"
     } else {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::profile::hpc::Digest;
 use crate::profile::names::Part;
-use crate::profile::reader::Reader;
+use crate::profile::reader::{ReadError, Reader};
 use crate::report::info::{FileInfo, Info};
 use crate::ui::output::to_stdout;
 
@@ -32,7 +32,11 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(to_stdout(&text)?)
 }
 
-fn collect(reader: &Reader) -> Result<Info, Box<dyn Error>> {
+/// All that is to be said of a profile.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn collect(reader: &Reader) -> Result<Info, ReadError> {
     let names = reader.names();
     let files = Part::ALL.into_iter().filter_map(|part| {
         let path = names.path(part);

@@ -13,6 +13,7 @@ pub mod export;
 pub mod failure;
 pub mod flame;
 pub mod flow;
+pub mod html;
 pub mod info;
 pub mod info_run;
 pub mod leaks;

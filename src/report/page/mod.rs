@@ -1,0 +1,177 @@
+//! The report page: one HTML file that answers, needs nothing else, and lets its reader choose a range of time that
+//! everything in it follows.
+//!
+//! What is in the page is described in `docs/report.md`. The numbers travel as sums at moments ([`series`]), so that what is
+//! shown for a range is what `pyheap top --at` and `pyheap diff` say of it. All names come from the target: they are in a
+//! block of JSON in which nothing looks like HTML, the script shows them as text only, and the page's policy lets no other
+//! script run and nothing be loaded, even if both failed.
+
+pub mod clock;
+pub mod collect;
+mod facts;
+pub mod series;
+pub mod stacks;
+mod verdict;
+
+use serde_json::{Value, json};
+
+use super::base64::base64;
+use super::export::json::plain;
+use super::info::Info;
+use super::leaks::Report;
+use crate::profile::reader::{ReadError, Reader};
+use crate::profile::sidecar::Sidecar;
+use crate::reader::limits_of;
+use collect::{Collected, Kind, Limits, collect};
+use series::put;
+use stacks::shown;
+
+const STYLE: &str = include_str!("assets/style.css");
+const BODY: &str = include_str!("assets/body.html");
+const SCRIPT: &str = concat!(
+    "\"use strict\";\n(() => {\n",
+    include_str!("assets/data.js"),
+    include_str!("assets/interval.js"),
+    include_str!("assets/words.js"),
+    include_str!("assets/verdict.js"),
+    include_str!("assets/time.js"),
+    include_str!("assets/table.js"),
+    include_str!("assets/flame.js"),
+    include_str!("assets/tree.js"),
+    include_str!("assets/sizes.js"),
+    include_str!("assets/main.js"),
+    "})();\n"
+);
+
+/// SHA-256 of [`STYLE`] and [`SCRIPT`], by which the page's policy knows them. A test says what they must be.
+const STYLE_HASH: &str = "r0Hw7Vh51GVLasKnJL1wBuyLO4BM+H7m/XT2AqJG9T4=";
+const SCRIPT_HASH: &str = "2mpbYRRMsiNsKV/4pfxSJENO13ChqwK5f7aIxUUFtVM=";
+
+/// The page of a recording.
+///
+/// # Errors
+/// When the events cannot be read. Damage is no error; the page tells of it.
+pub fn page(reader: &Reader, verdict: &Report, info: &Info) -> Result<String, ReadError> {
+    let data = data(reader, verdict, info, Limits::default())?;
+    // Plain data always can be JSON.
+    let data = plain(&data).unwrap_or_default();
+    let title = stacks::shown(&name(reader)).replace('&', "&amp;").replace('<', "&lt;");
+    Ok(format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'sha256-{SCRIPT_HASH}'; \
+         style-src 'sha256-{STYLE_HASH}'; base-uri 'none'; form-action 'none'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>{title}: heap report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{BODY}\
+         <script type=\"application/json\" id=\"data\">{data}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    ))
+}
+
+/// What to call a recording: its filebase without folders.
+fn name(reader: &Reader) -> String {
+    let base = reader.names().base();
+    base.file_name()
+        .unwrap_or(base.as_os_str())
+        .to_string_lossy()
+        .into_owned()
+}
+
+/// All that the script knows.
+fn data(reader: &Reader, report: &Report, info: &Info, limits: Limits) -> Result<Value, ReadError> {
+    let mut collected = collect(reader, &verdict::leaking_traces(report), limits)?;
+    let sites = verdict::sites(report, &mut collected);
+    let mut threads = Threads::default();
+    let blob = encode(&collected, reader.sidecar(), &mut threads);
+    let clock = collected.clock;
+    let seconds = |micros: u64| micros as f64 / 1e6;
+    Ok(json!({
+        "name": shown(&name(reader)),
+        "version": crate::VERSION,
+        "verdict": {
+            "word": report.verdict,
+            "long_enough": report.is_long_enough,
+            "lines": verdict::lines(report),
+            "notes": report.notes.iter().map(|note| shown(note)).collect::<Vec<_>>(),
+            "sites": sites,
+            "leaking": report.leaking_sites,
+        },
+        "clock": {"width": seconds(clock.width), "last": clock.last, "end": seconds(clock.end)},
+        "start": info.start_seconds,
+        "period": reader.period_bytes(),
+        "has_functions": reader.sidecar().is_some(),
+        "strings": collected.stacks.names,
+        "frames": collected.stacks.frames.iter().flat_map(|(file, line, function)| [*file, *line, *function]).collect::<Vec<u32>>(),
+        "threads": threads.names,
+        "cells": collected.groups.iter().map(|group| group.series.cell_count()).chain(collected.classes.iter().map(|(_, series)| series.cell_count())).sum::<usize>(),
+        "blob": base64(&blob),
+        "memory": facts::memory(reader.sidecar(), clock.end),
+        "limit": report.limit.as_ref().map(|limit| limit.limit_bytes),
+        "facts": info.lines().iter().map(|(name, value)| json!([name, shown(value)])).collect::<Vec<_>>(),
+        "unknown": facts::unknown(reader, info, &collected),
+    }))
+}
+
+/// Names of threads by number; 0 is none or several.
+#[derive(Debug, Default)]
+struct Threads {
+    names: Vec<String>,
+}
+
+impl Threads {
+    fn number(&mut self, sidecar: &Sidecar, trace: u32) -> u64 {
+        let origins = sidecar.origins.get(&trace).map_or(&[][..], Vec::as_slice);
+        let Some(thread) = origins
+            .first()
+            .map(|origin| origin.thread)
+            .filter(|thread| *thread != 0)
+        else {
+            return 0;
+        };
+        if origins.iter().any(|origin| origin.thread != thread) {
+            return 0;
+        }
+        let id = thread.to_string();
+        let name = sidecar
+            .threads
+            .get(&thread)
+            .map_or(id.clone(), |name| format!("{name} ({id})"));
+        let name = shown(&name);
+        let place = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
+            self.names.push(name);
+            self.names.len() - 1
+        });
+        place as u64 + 1
+    }
+}
+
+/// The tree, the groups and the classes of sizes, as bytes: [`stacks`] and [`series`] tell how.
+fn encode(collected: &Collected, sidecar: Option<&Sidecar>, threads: &mut Threads) -> Vec<u8> {
+    let mut out = Vec::new();
+    collected.stacks.encode(&mut out);
+    put(&mut out, collected.groups.len() as u64);
+    for group in &collected.groups {
+        let thread = match (group.kind, sidecar) {
+            (Kind::Stack, Some(sidecar)) => threads.number(sidecar, group.trace),
+            _ => 0,
+        };
+        let kind = match group.kind {
+            Kind::Stack => 0,
+            Kind::Line => 1,
+            Kind::Rest => 2,
+        };
+        for value in [kind, u64::from(group.node), thread, u64::from(group.members)] {
+            put(&mut out, value);
+        }
+        group.series.encode(&mut out);
+    }
+    put(&mut out, collected.classes.len() as u64);
+    for (class, series) in &collected.classes {
+        let (low, high) = limits_of(*class);
+        put(&mut out, low);
+        put(&mut out, high);
+        series.encode(&mut out);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;
