@@ -28,6 +28,18 @@ pub struct Limits {
     pub line_nodes: usize,
 }
 
+impl Limits {
+    /// A part of the room, for what changes over time.
+    pub fn scaled(self, part: f64) -> Self {
+        let part_of = |cells: usize| (cells as f64 * part) as usize;
+        Self {
+            stack_cells: part_of(self.stack_cells),
+            line_cells: part_of(self.line_cells),
+            ..self
+        }
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -35,7 +47,7 @@ impl Default for Limits {
             line_cells: 80_000,
             stacks: Room {
                 nodes: 240_000,
-                name_bytes: 1_500_000,
+                name_bytes: 1_200_000,
             },
             line_nodes: 20_000,
         }

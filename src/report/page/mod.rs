@@ -13,6 +13,8 @@ pub mod series;
 pub mod stacks;
 mod verdict;
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 
 use super::base64::base64;
@@ -47,6 +49,15 @@ const SCRIPT: &str = concat!(
 const STYLE_HASH: &str = "r0Hw7Vh51GVLasKnJL1wBuyLO4BM+H7m/XT2AqJG9T4=";
 const SCRIPT_HASH: &str = "2mpbYRRMsiNsKV/4pfxSJENO13ChqwK5f7aIxUUFtVM=";
 
+/// Bytes of [`encode`] on a page; four thirds of that are written.
+const MAX_BLOB: usize = 5_600_000;
+/// So often it is tried again with less, until they suffice.
+const ATTEMPTS: usize = 4;
+/// Threads with a name on a page.
+const MAX_THREADS: usize = 500;
+/// Facts on a page.
+const MAX_FACTS: usize = 100;
+
 /// The page of a recording.
 ///
 /// # Errors
@@ -77,10 +88,8 @@ fn name(reader: &Reader) -> String {
 
 /// All that the script knows.
 fn data(reader: &Reader, report: &Report, info: &Info, limits: Limits) -> Result<Value, ReadError> {
-    let mut collected = collect(reader, &verdict::leaking_traces(report), limits)?;
+    let (mut collected, threads, blob) = collected(reader, &verdict::leaking_traces(report), limits)?;
     let sites = verdict::sites(report, &mut collected);
-    let mut threads = Threads::default();
-    let blob = encode(&collected, reader.sidecar(), &mut threads);
     let clock = collected.clock;
     let seconds = |micros: u64| micros as f64 / 1e6;
     Ok(json!({
@@ -105,15 +114,16 @@ fn data(reader: &Reader, report: &Report, info: &Info, limits: Limits) -> Result
         "blob": base64(&blob),
         "memory": facts::memory(reader.sidecar(), clock.end),
         "limit": report.limit.as_ref().map(|limit| limit.limit_bytes),
-        "facts": info.lines().iter().map(|(name, value)| json!([name, shown(value)])).collect::<Vec<_>>(),
+        "facts": info.lines().iter().take(MAX_FACTS).map(|(name, value)| json!([name, shown(value)])).collect::<Vec<_>>(),
         "unknown": facts::unknown(reader, info, &collected),
     }))
 }
 
-/// Names of threads by number; 0 is none or several.
+/// Names of threads by number; 0 is none, several, or one too many.
 #[derive(Debug, Default)]
 struct Threads {
     names: Vec<String>,
+    numbers: HashMap<u32, u64>,
 }
 
 impl Threads {
@@ -129,17 +139,36 @@ impl Threads {
         if origins.iter().any(|origin| origin.thread != thread) {
             return 0;
         }
+        if let Some(number) = self.numbers.get(&thread) {
+            return *number;
+        }
+        if self.names.len() == MAX_THREADS {
+            return 0;
+        }
         let id = thread.to_string();
         let name = sidecar
             .threads
             .get(&thread)
             .map_or(id.clone(), |name| format!("{name} ({id})"));
-        let name = shown(&name);
-        let place = self.names.iter().position(|known| *known == name).unwrap_or_else(|| {
-            self.names.push(name);
-            self.names.len() - 1
-        });
-        place as u64 + 1
+        self.names.push(shown(&name));
+        let number = self.names.len() as u64;
+        self.numbers.insert(thread, number);
+        number
+    }
+}
+
+/// What there is room for: less and less, until it is small enough.
+fn collected(reader: &Reader, first: &[u32], mut limits: Limits) -> Result<(Collected, Threads, Vec<u8>), ReadError> {
+    let mut attempts = ATTEMPTS;
+    loop {
+        let collected = collect(reader, first, limits)?;
+        let mut threads = Threads::default();
+        let blob = encode(&collected, reader.sidecar(), &mut threads);
+        attempts -= 1;
+        if blob.len() <= MAX_BLOB || attempts == 0 {
+            return Ok((collected, threads, blob));
+        }
+        limits = limits.scaled(0.9 * MAX_BLOB as f64 / blob.len() as f64);
     }
 }
 

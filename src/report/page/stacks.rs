@@ -8,6 +8,8 @@ use crate::report::human::clean;
 
 /// Names longer than this many letters lose their middle.
 const MAX_NAME: usize = 300;
+/// Bytes that a frame takes beside its names, about.
+const FRAME_BYTES: usize = 16;
 /// The frame of the root.
 pub const ALL: u32 = 0;
 /// The frame of what has no stack.
@@ -22,7 +24,7 @@ pub const REST: u32 = 3;
 pub struct Room {
     /// Places in the tree.
     pub nodes: usize,
-    /// Bytes of names, as they are written.
+    /// Bytes of names and frames, as they are written.
     pub name_bytes: usize,
 }
 
@@ -121,13 +123,18 @@ impl Stacks {
             Some(function) => self.name(function)?,
             None => 0,
         };
-        let next = self.frames.len() as u32;
         let key = (file, frame.line, function);
-        let found = *self.frame_numbers.entry(key).or_insert(next);
-        if found == next {
-            self.frames.push(key);
+        if let Some(number) = self.frame_numbers.get(&key) {
+            return Some(*number);
         }
-        Some(found)
+        if self.name_bytes + FRAME_BYTES > self.room.name_bytes {
+            return None;
+        }
+        self.name_bytes += FRAME_BYTES;
+        let number = self.frames.len() as u32;
+        self.frames.push(key);
+        self.frame_numbers.insert(key, number);
+        Some(number)
     }
 
     /// The number of a name; `None` if there is no room for it.
@@ -136,7 +143,7 @@ impl Stacks {
         if let Some(number) = self.name_numbers.get(&name) {
             return Some(*number);
         }
-        let length: usize = name.bytes().map(written).sum::<usize>() + 3;
+        let length = written(&name);
         if self.name_bytes + length > self.room.name_bytes {
             return None;
         }
@@ -162,13 +169,14 @@ impl Stacks {
     }
 }
 
-/// Bytes that a byte of a name takes in JSON, where `<`, `>` and `&` are escaped.
-fn written(byte: u8) -> usize {
-    match byte {
+/// Bytes that a name takes in JSON, where `<`, `>` and `&` are escaped.
+pub(super) fn written(name: &str) -> usize {
+    let of = |byte| match byte {
         b'<' | b'>' | b'&' => 6,
         b'"' | b'\\' => 2,
         _ => 1,
-    }
+    };
+    name.bytes().map(of).sum::<usize>() + 3
 }
 
 #[cfg(test)]

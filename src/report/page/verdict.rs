@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::collect::Collected;
-use super::stacks::shown;
+use super::stacks::{shown, written};
 use crate::report::leaks::render::{headline, hits, process};
 use crate::report::leaks::{Frame, Report, Site, Verdict};
 
@@ -11,6 +11,8 @@ use crate::report::leaks::{Frame, Report, Site, Verdict};
 const MAX_SITES: usize = 50;
 /// Frames of a site's stack on the page.
 const MAX_FRAMES: usize = 30;
+/// Bytes of all these frames; real programs have some kilobytes.
+const STACK_BYTES: usize = 300_000;
 
 /// Traces of sites that leak.
 pub(super) fn leaking_traces(report: &Report) -> Vec<u32> {
@@ -28,10 +30,18 @@ pub(super) fn lines(report: &Report) -> Vec<String> {
 /// The sites, each with the groups it is made of, or `null` if they are not told apart.
 pub(super) fn sites(report: &Report, collected: &mut Collected) -> Vec<Value> {
     let sites = report.leaks.iter().take(MAX_SITES);
-    sites.map(|site| self::site(site, collected)).collect()
+    let mut room = STACK_BYTES;
+    sites.map(|site| self::site(site, collected, &mut room)).collect()
 }
 
-fn site(site: &Site, collected: &mut Collected) -> Value {
+fn site(site: &Site, collected: &mut Collected, room: &mut usize) -> Value {
+    let frames = site.stack.iter().take(MAX_FRAMES).map(text);
+    let stack: Vec<String> = frames
+        .take_while(|frame| {
+            *room = room.saturating_sub(written(frame));
+            *room > 0
+        })
+        .collect();
     let groups: Option<Vec<usize>> = site.traces.iter().map(|trace| collected.own_group(*trace)).collect();
     let place = site.own.as_ref().or(site.stack.first());
     json!({
@@ -49,8 +59,8 @@ fn site(site: &Site, collected: &mut Collected) -> Value {
         "domain": site.domain,
         "thread": site.thread.as_deref().map(shown),
         "stacks": site.stacks,
-        "stack": site.stack.iter().take(MAX_FRAMES).map(text).collect::<Vec<_>>(),
-        "more_frames": site.stack.len().saturating_sub(MAX_FRAMES),
+        "more_frames": site.stack.len() - stack.len(),
+        "stack": stack,
         "lines": site.lines.iter().map(|line| json!([text(&line.frame), line.growth_bytes_per_min])).collect::<Vec<_>>(),
         "groups": groups,
     })
