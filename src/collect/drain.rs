@@ -1,5 +1,6 @@
 //! Copies the ring out of the target, and the table of live samples when the ring has lost something.
 
+use super::files::SaveRequest;
 use crate::attach::Session;
 use crossbeam_channel::{Sender, TrySendError};
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
@@ -40,6 +41,13 @@ pub enum Chunk {
         at: Duration,
         /// In bytes.
         period: u64,
+    },
+    /// From now on all is written into new files, which begin with what is alive.
+    Save(Box<SaveRequest>),
+    /// These files are complete.
+    SaveEnds {
+        /// Since the start of the recording.
+        at: Duration,
     },
     /// The live samples, because events were lost.
     Table {

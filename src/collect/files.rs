@@ -25,7 +25,30 @@ pub struct Files {
     events_before: u64,
 }
 
+/// Files that are wanted in the middle of a recording.
+#[derive(Debug)]
+pub struct SaveRequest {
+    /// Their filebase.
+    pub base: PathBuf,
+    /// What they say of the target.
+    pub facts: Facts,
+    /// When they begin, since the start of the recording.
+    pub at: Duration,
+}
+
 impl Files {
+    /// Creates the files that `request` asks for, which begin now, `request.at` after the start of the recording.
+    ///
+    /// # Errors
+    /// As [`Files::create`].
+    pub fn save(request: SaveRequest, period: u64) -> Result<Self, WriteError> {
+        let SaveRequest { base, facts, at } = request;
+        let mut files = Self::create(&base, SuffixStyle::default(), period, facts)?;
+        files.started = files.started.checked_sub(at).unwrap_or(SystemTime::UNIX_EPOCH);
+        files.begun = at;
+        Ok(files)
+    }
+
     /// Creates the first profile, which begins now.
     ///
     /// # Errors

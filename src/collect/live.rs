@@ -84,7 +84,8 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    fn add(&mut self, size: u64, period: u64, sign: f64) {
+    /// Adds a sample (`sign` 1), or takes it away again (-1).
+    pub fn add(&mut self, size: u64, period: u64, sign: f64) {
         let weight = sampling::weight(size, period);
         let bytes = size as f64 * weight;
         self.bytes += sign * bytes;
@@ -100,6 +101,14 @@ impl Estimate {
             // What rounding has left is nothing.
             *self = Self::default();
         }
+    }
+
+    /// Adds what others stand for; samples are independent.
+    pub fn merge(&mut self, other: &Self) {
+        self.samples += other.samples;
+        self.bytes += other.bytes;
+        self.objects += other.objects;
+        self.variance += other.variance;
     }
 
     /// Half the width of the 95 % interval of `bytes`, by the normal approximation.

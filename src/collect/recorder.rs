@@ -1,7 +1,7 @@
 //! A recording: the threads, the clock, the reasons to stop.
 
 use super::drain::{self, Chunk, Drain};
-use super::files::Files;
+use super::files::{Files, SaveRequest};
 use super::live::{KindCounts, Live};
 use super::memory::MemoryProbe;
 use super::names::Names;
@@ -12,7 +12,7 @@ use super::tree::NamedFrame;
 use super::types::Looker;
 use crate::attach::interpreter::Phase;
 use crate::attach::session::{self, Session};
-use crate::profile::facts::{EndReason, Losses, MemorySample};
+use crate::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use crate::profile::names::ProfileNames;
 use crate::profile::writer::{AllocDetail, Frame, WriteError};
 use crate::report::human::exact_bytes;
@@ -22,6 +22,7 @@ use pyheap_protocol::RemoteAddr;
 use pyheap_protocol::control::{Control, Counters, Doubled, GAP_UNIT, Identity};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -103,6 +104,23 @@ struct Kinds {
     names: Vec<Arc<str>>,
 }
 
+/// Sees all events on their way to the files.
+pub type Tap = Box<dyn FnMut(&[Event]) + Send>;
+
+/// What has become of the files that [`Recorder::save`] asked for.
+#[derive(Debug, Clone, Default)]
+pub enum Saved {
+    /// Nothing was asked for.
+    #[default]
+    Nothing,
+    /// They are being written.
+    Now(ProfileNames),
+    /// They are complete.
+    Done(ProfileNames),
+    /// They could not be written.
+    Failed(String),
+}
+
 /// What a recording has come to.
 #[derive(Debug)]
 pub struct Outcome {
@@ -118,6 +136,8 @@ pub struct Outcome {
     pub losses: Losses,
     /// The last profile that was written, if any was.
     pub names: Option<ProfileNames>,
+    /// What was saved meanwhile.
+    pub saved: Saved,
 }
 
 /// A running recording.
@@ -128,6 +148,7 @@ pub struct Recorder {
     started: Instant,
     stop: Arc<AtomicBool>,
     failed: Arc<Mutex<Option<String>>>,
+    saved: Arc<Mutex<Saved>>,
     drain: Option<JoinHandle<drain::Ended>>,
     resolver: Option<JoinHandle<bool>>,
     writer: Option<JoinHandle<Written>>,
@@ -148,6 +169,7 @@ pub struct Recorder {
     /// How long we were stopped ourselves, in all.
     stood_still: Duration,
     memory: MemoryProbe,
+    last_memory: Option<MemorySample>,
     /// Seconds for which the interpreter has been shutting down.
     finalizing: u32,
 }
@@ -158,9 +180,24 @@ impl Recorder {
     /// # Errors
     /// When a thread cannot be started.
     pub fn start(session: &Session, files: Option<Files>, limits: Limits, started: Instant) -> std::io::Result<Self> {
+        Self::start_with(session, files, limits, started, Box::new(|_| {}))
+    }
+
+    /// The same, with somebody who sees all events.
+    ///
+    /// # Errors
+    /// When a thread cannot be started.
+    pub fn start_with(
+        session: &Session,
+        files: Option<Files>,
+        limits: Limits,
+        started: Instant,
+        mut tap: Tap,
+    ) -> std::io::Result<Self> {
         let live = Arc::new(Mutex::new(Live::new(session.period())));
         let stop = Arc::new(AtomicBool::new(false));
         let failed = Arc::new(Mutex::new(None));
+        let saved = Arc::new(Mutex::new(Saved::default()));
         let (to_resolver, chunks) = bounded(QUEUE);
         let (to_writer, messages) = bounded::<Write>(QUEUE);
         let drain = Drain::new(session, started);
@@ -175,16 +212,26 @@ impl Recorder {
         };
         let resolver = {
             let out = to_writer.clone();
-            let send = move |events| out.send(Write::Events(events)).is_ok();
+            let send = move |events: Vec<Event>| {
+                tap(&events);
+                out.send(Write::Events(events)).is_ok()
+            };
             std::thread::Builder::new()
                 .name("resolve".into())
                 .spawn(move || resolver.run(&chunks, send))?
         };
         let writer = {
-            let failed = Arc::clone(&failed);
+            let writer = Writer {
+                files,
+                period: session.period(),
+                is_save: false,
+                failed: Arc::clone(&failed),
+                saved: Arc::clone(&saved),
+                error: None,
+            };
             std::thread::Builder::new()
                 .name("write".into())
-                .spawn(move || write(files, &messages, &failed))?
+                .spawn(move || writer.run(&messages))?
         };
         let stop_looking = Arc::new(AtomicBool::new(false));
         let looker = {
@@ -202,6 +249,7 @@ impl Recorder {
             started,
             stop,
             failed,
+            saved,
             drain: Some(drain),
             resolver: Some(resolver),
             writer: Some(writer),
@@ -216,6 +264,7 @@ impl Recorder {
             last_second: Duration::ZERO,
             stood_still: Duration::ZERO,
             memory: MemoryProbe::new(session),
+            last_memory: None,
             finalizing: 0,
         })
     }
@@ -350,8 +399,45 @@ impl Recorder {
         std::mem::take(&mut self.notes)
     }
 
+    /// The target's memory, when it was last looked at.
+    #[must_use]
+    pub fn memory(&self) -> Option<MemorySample> {
+        self.last_memory
+    }
+
+    /// The period that was last asked for, in bytes.
+    #[must_use]
+    pub fn period(&self) -> u64 {
+        self.period
+    }
+
+    /// Begins to write files that begin with what is alive now, in a recording that has none. [`Recorder::saved`] tells
+    /// what comes of it: an error of theirs ends them, not the recording.
+    pub fn save(&mut self, base: PathBuf, facts: Facts) {
+        let at = self.elapsed();
+        self.written_losses = Losses::default();
+        if let Some(resolver) = &self.to_resolver {
+            let _ = resolver.send(Chunk::Save(Box::new(SaveRequest { base, facts, at })));
+        }
+    }
+
+    /// Ends these files.
+    pub fn end_save(&mut self) {
+        let at = self.elapsed();
+        if let Some(resolver) = &self.to_resolver {
+            let _ = resolver.send(Chunk::SaveEnds { at });
+        }
+    }
+
+    /// What has become of these files.
+    #[must_use]
+    pub fn saved(&self) -> Saved {
+        self.saved.lock().map(|saved| saved.clone()).unwrap_or_default()
+    }
+
     fn note_memory(&mut self) {
         if let Some(sample) = self.memory.sample() {
+            self.last_memory = Some(sample);
             self.tell(Write::Memory(self.elapsed(), sample));
         }
     }
@@ -448,6 +534,7 @@ impl Recorder {
             counters: self.last_counters,
             losses: self.written_losses,
             names: written.names,
+            saved: self.saved(),
         }
     }
 }
@@ -505,46 +592,112 @@ struct Written {
     names: Option<ProfileNames>,
 }
 
-impl Written {
-    fn new(files: Option<&Files>, error: Option<WriteError>) -> Self {
-        Self {
-            events: files.map_or(0, Files::event_count),
-            error,
-            names: files.map(|files| files.names().clone()),
-        }
-    }
+/// The writer thread: puts what comes into the files, if there are any, and brings those up to date twice a second.
+struct Writer {
+    files: Option<Files>,
+    /// That samples stand for at present, in bytes.
+    period: u64,
+    /// Whether the files are a save.
+    is_save: bool,
+    failed: Arc<Mutex<Option<String>>>,
+    saved: Arc<Mutex<Saved>>,
+    error: Option<WriteError>,
 }
 
-/// The writer thread: puts what comes into the files, and brings those up to date twice a second.
-fn write(mut files: Option<Files>, messages: &Receiver<Write>, failed: &Mutex<Option<String>>) -> Written {
-    let mut error = None;
-    let mut next_flush = Instant::now() + FLUSH;
-    loop {
-        let message = messages.recv_timeout(next_flush.saturating_duration_since(Instant::now()));
-        let ended = matches!(message, Err(RecvTimeoutError::Disconnected));
-        let Some(open) = files.as_mut().filter(|_| error.is_none()) else {
-            // Nothing to write to: take the messages all the same, so that nobody waits.
+impl Writer {
+    fn run(mut self, messages: &Receiver<Write>) -> Written {
+        let mut next_flush = Instant::now() + FLUSH;
+        loop {
+            let message = messages.recv_timeout(next_flush.saturating_duration_since(Instant::now()));
+            let ended = matches!(message, Err(RecvTimeoutError::Disconnected));
+            // After an error there is nothing to write to: take the messages all the same, so that nobody waits.
+            let result = match message {
+                Ok(message) if self.error.is_none() => self.put(message),
+                _ => Ok(()),
+            };
+            let buffered = self.files.as_ref().map_or(0, Files::buffered_bytes);
+            let due = ended || Instant::now() >= next_flush || buffered >= FLUSH_BYTES;
+            if due {
+                next_flush = Instant::now() + FLUSH;
+            }
+            let result = result.and_then(|()| match &mut self.files {
+                Some(files) if due && self.error.is_none() => files.flush(),
+                _ => Ok(()),
+            });
+            if let Err(problem) = result {
+                self.fail(problem);
+            }
             if ended {
-                return Written::new(files.as_ref(), error);
+                return self.written();
             }
-            next_flush = Instant::now() + FLUSH;
-            continue;
+        }
+    }
+
+    fn fail(&mut self, problem: WriteError) {
+        if self.is_save {
+            self.tell(Saved::Failed(describe(&problem)));
+            (self.files, self.is_save) = (None, false);
+            return;
+        }
+        if let Ok(mut failed) = self.failed.lock() {
+            *failed = Some(describe(&problem));
+        }
+        self.error = Some(problem);
+    }
+
+    fn tell(&self, what: Saved) {
+        if let Ok(mut saved) = self.saved.lock() {
+            *saved = what;
+        }
+    }
+
+    fn written(self) -> Written {
+        let names = self.files.as_ref().map(|files| files.names().clone());
+        if let (true, Some(names)) = (self.is_save, &names) {
+            self.tell(Saved::Done(names.clone()));
+        }
+        Written {
+            events: self.files.as_ref().map_or(0, Files::event_count),
+            error: self.error,
+            names,
+        }
+    }
+
+    fn put(&mut self, message: Write) -> Result<(), WriteError> {
+        let Write::Events(events) = message else {
+            return self.files.as_mut().map_or(Ok(()), |files| put(files, message));
         };
-        let result = message.map_or(Ok(()), |message| put(open, message));
-        let due = ended || Instant::now() >= next_flush || open.buffered_bytes() >= FLUSH_BYTES;
-        let result = result.and_then(|()| if due { open.flush() } else { Ok(()) });
-        if due {
-            next_flush = Instant::now() + FLUSH;
-        }
-        if let Err(problem) = result {
-            if let Ok(mut failed) = failed.lock() {
-                *failed = Some(describe(&problem));
+        for event in events {
+            match (event, &mut self.files) {
+                (Event::Save(request), None) => {
+                    self.is_save = true;
+                    let files = Files::save(*request, self.period)?;
+                    self.tell(Saved::Now(files.names().clone()));
+                    self.files = Some(files);
+                }
+                (Event::SaveEnds { at, births }, Some(files)) if self.is_save => {
+                    put(files, Write::Survivors(births))?;
+                    files.end(at, &EndReason::Stopped);
+                    files.flush()?;
+                    let names = files.names().clone();
+                    (self.files, self.is_save) = (None, false);
+                    self.tell(Saved::Done(names));
+                }
+                (Event::Period { at, period }, files) => {
+                    self.period = period;
+                    if let Some(files) = files {
+                        files.next(at, period)?;
+                        if self.is_save {
+                            let names = files.names().clone();
+                            self.tell(Saved::Now(names));
+                        }
+                    }
+                }
+                (event, Some(files)) => put_event(files, event)?,
+                (_, None) => {}
             }
-            error = Some(problem);
         }
-        if ended {
-            return Written::new(files.as_ref(), error);
-        }
+        Ok(())
     }
 }
 
@@ -557,27 +710,7 @@ fn describe(error: &WriteError) -> String {
 
 fn put(files: &mut Files, message: Write) -> Result<(), WriteError> {
     match message {
-        Write::Events(events) => {
-            for event in events {
-                match event {
-                    Event::Trace(stack) => {
-                        let frames: Vec<Frame<'_>> = stack.iter().map(frame).collect();
-                        files.add_trace(&frames)?;
-                    }
-                    Event::Alloc {
-                        at,
-                        trace,
-                        size,
-                        domain,
-                        thread,
-                    } => files.alloc(at, trace, size, AllocDetail { domain, thread }),
-                    Event::Thread(thread, name) => files.thread(thread, &name),
-                    Event::Stack { stack, domain, trace } => files.stack(stack, domain, trace),
-                    Event::Period { at, period } => files.next(at, period)?,
-                    Event::Free { at, trace, size } => files.free(at, trace, size),
-                }
-            }
-        }
+        Write::Events(events) => events.into_iter().try_for_each(|event| put_event(files, event))?,
         Write::Memory(at, sample) => files.memory(at, &sample),
         Write::Losses(at, losses) => files.losses(at, &losses),
         Write::Kinds(kinds) => files.kinds(kinds.at, kinds.period, &kinds.counts, &kinds.names),
@@ -585,6 +718,30 @@ fn put(files: &mut Files, message: Write) -> Result<(), WriteError> {
             .into_iter()
             .for_each(|(trace, births)| files.survivors(trace, &births)),
         Write::End(at, reason) => files.end(at, &reason),
+    }
+    Ok(())
+}
+
+fn put_event(files: &mut Files, event: Event) -> Result<(), WriteError> {
+    match event {
+        Event::Trace(stack) => {
+            let frames: Vec<Frame<'_>> = stack.iter().map(frame).collect();
+            files.add_trace(&frames)?;
+        }
+        Event::Alloc {
+            at,
+            trace,
+            size,
+            domain,
+            thread,
+            ..
+        } => files.alloc(at, trace, size, AllocDetail { domain, thread }),
+        Event::Thread(thread, name) => files.thread(thread, &name),
+        Event::Stack { stack, domain, trace } => files.stack(stack, domain, trace),
+        Event::Period { at, period } => files.next(at, period)?,
+        Event::Free { at, trace, size, .. } => files.free(at, trace, size),
+        // Of a recording into files no other files are made.
+        Event::Save(_) | Event::SaveEnds { .. } => {}
     }
     Ok(())
 }

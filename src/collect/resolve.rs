@@ -1,6 +1,7 @@
 //! Records become traces and events.
 
 use super::drain::Chunk;
+use super::files::SaveRequest;
 use super::live::{Estimate, Kind, Live, Sample, Trace};
 use super::names::Names;
 use super::threads::Threads;
@@ -9,7 +10,7 @@ use crate::profile::sidecar::DOMAIN_UNKNOWN;
 use crossbeam_channel::Receiver;
 use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::ring;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::FromBytes;
@@ -27,6 +28,15 @@ pub enum Event {
         /// In bytes.
         period: u64,
     },
+    /// What follows belongs to new files, beginning with all traces and the allocations of what is alive.
+    Save(Box<SaveRequest>),
+    /// Those files are complete.
+    SaveEnds {
+        /// Since the start.
+        at: Duration,
+        /// The survivors, as [`Live::births`] gives them.
+        births: BTreeMap<u32, Vec<(u64, u64)>>,
+    },
     /// An allocation was sampled.
     Alloc {
         /// Since the start.
@@ -35,6 +45,8 @@ pub enum Event {
         trace: u32,
         /// Bytes asked for.
         size: u64,
+        /// When it was allocated, in milliseconds since the start: before `at` where what is alive is said again.
+        born: u64,
         /// Allocator domain.
         domain: u8,
         /// Thread; 0 is one that is not known, or not kept apart.
@@ -59,6 +71,8 @@ pub enum Event {
         trace: u32,
         /// Its size.
         size: u64,
+        /// When it was allocated, in milliseconds since the start.
+        born: u64,
     },
 }
 
@@ -120,7 +134,7 @@ impl Resolver {
 
     /// Works until the drain has ended, handing events to `send` until that says no; false if something in the records
     /// made no sense.
-    pub fn run(mut self, chunks: &Receiver<Chunk>, send: impl Fn(Vec<Event>) -> bool) -> bool {
+    pub fn run(mut self, chunks: &Receiver<Chunk>, mut send: impl FnMut(Vec<Event>) -> bool) -> bool {
         let mut sane = true;
         for chunk in chunks {
             let mut events = Vec::new();
@@ -166,6 +180,15 @@ impl Resolver {
                     }
                 }
                 Chunk::Period { at, period } => self.raise(at, period, &mut events),
+                Chunk::Save(request) => {
+                    let at = request.at;
+                    events.push(Event::Save(request));
+                    self.say_again(at, &lock(&Arc::clone(&self.live)), &mut events);
+                }
+                Chunk::SaveEnds { at } => {
+                    let births = lock(&self.live).births();
+                    events.push(Event::SaveEnds { at, births });
+                }
             }
             self.threads.look(&mut events);
             {
@@ -240,6 +263,11 @@ impl Resolver {
         self.traces.retain(|_, index| renumber(index));
         events.push(Event::Period { at, period });
         self.recount();
+        self.say_again(at, &model, events);
+    }
+
+    /// All threads and traces, and the allocations of what is alive.
+    fn say_again(&self, at: Duration, model: &Live, events: &mut Vec<Event>) {
         let names = self.threads.names();
         events.extend(names.map(|(thread, name)| Event::Thread(thread, name.to_owned())));
         let mut known: Vec<_> = self.traces.iter().map(|(key, &index)| (index, key.node)).collect();
@@ -250,7 +278,7 @@ impl Resolver {
         for (&(stack, domain), &trace) in &self.by_id {
             events.push(Event::Stack { stack, domain, trace });
         }
-        for (_, Sample { trace, size, .. }) in model.by_age() {
+        for (_, Sample { trace, size, born, .. }) in model.by_age() {
             let site = (trace as usize)
                 .checked_sub(1)
                 .and_then(|place| model.traces.get(place));
@@ -258,6 +286,7 @@ impl Resolver {
                 at,
                 trace,
                 size,
+                born,
                 domain: site.map_or(0, |site| site.domain),
                 thread: site.map_or(0, |site| site.thread),
             });
@@ -341,6 +370,7 @@ fn alloc(model: &mut Live, at: Duration, id: u64, sample: Sample, events: &mut V
             at,
             trace: sample.trace,
             size: sample.size,
+            born: sample.born,
             domain: trace.map_or(DOMAIN_UNKNOWN, |trace| trace.domain),
             thread: trace.map_or(0, |trace| trace.thread),
         });
@@ -353,6 +383,7 @@ fn free(model: &mut Live, at: Duration, id: u64, events: &mut Vec<Event>) {
             at,
             trace: sample.trace,
             size: sample.size,
+            born: sample.born,
         });
     }
 }

@@ -1,5 +1,6 @@
 //! What the user types and sees.
 pub mod cli;
+pub mod live;
 pub mod output;
 pub mod progress;
 pub mod save;

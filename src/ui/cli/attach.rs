@@ -1,43 +1,54 @@
-//! `pyheap attach`: what grows, live, as text.
+//! `pyheap attach`: what grows, live.
 
 use super::choose;
 use super::failure::Failure;
-use super::record::{cure_family, detach, stop_signals};
-use crate::attach::Session;
-use crate::attach::family::Family;
+use super::recording::{Front, Recording, Why, cost, found, stop_signals, stop_time};
+use crate::attach::cgroup::MemoryCgroup;
 use crate::attach::process::MemoryUse;
-use crate::collect::live::{Estimate, Live};
-use crate::collect::resolve::lock;
-use crate::collect::{Recorder, Stop};
-use crate::profile::interval::of_bytes;
+use crate::attach::{Session, Target};
+use crate::collect::recorder::{Saved, losses};
+use crate::collect::{Stop, resolve};
+use crate::profile::facts::EndReason;
 use crate::report::human::{self, Human};
-use crate::report::top::interval_text;
-use crate::ui::output::{note, to_stdout};
+use crate::report::leaks::memory::Limit;
+use crate::report::leaks::render::headline;
+use crate::report::leaks::{OwnCode, Report};
+use crate::ui::live::lines::{self, Beside};
+use crate::ui::live::lock;
+use crate::ui::live::screen::{Judge, Screen};
+use crate::ui::live::source::Sources;
+use crate::ui::live::terminal::Terminal;
+use crate::ui::live::view::{Header, margin};
+use crate::ui::live::watch::Watch;
+use crate::ui::output::{note, to_reader};
 use crate::ui::units;
-use std::collections::HashMap;
 use std::error::Error;
-use std::fmt::Write;
 use std::io::IsTerminal;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
-/// How often we look whether it is time to stop.
-const LOOK: Duration = Duration::from_millis(20);
-/// Rows of the table.
-const ROWS: usize = 15;
+/// Time between two updates of lines, and of the full-screen view.
+const LINES_INTERVAL: Duration = Duration::from_secs(2);
+const SCREEN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Attach to a running Python process and show what it allocates and keeps, by allocation site.
+/// Attach to a running Python process and watch what it allocates and keeps, live.
 ///
-/// Only what is allocated after the attach can be seen. Ctrl-C quits and leaves the process as it was.
+/// At a terminal: full screen, `?` shows the keys. Else, or with --plain: a table at each interval; with --json a line of JSON.
+/// Only what is allocated after the attach can be seen. `q` or Ctrl-C quits and leaves the process as it was.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Keys: arrows or j k select, Enter opens the callers, o sorts, t groups, / filters, b sets a baseline, \
+s saves from now on into files, p pauses, v shows the verdict, ? all keys, q quits.\n\nColours are off with NO_COLOR. The form of \
+--json is in docs/live.md. Exit codes are those of `pyheap record`."
+)]
 pub struct Args {
     /// The process; without it the only attachable Python process.
     #[arg(value_name = "PID")]
     pub process: Option<i32>,
 
-    /// Time between two updates.
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = units::parse_duration)]
-    pub interval: Duration,
+    /// Time between two updates; without it 1s on the full screen, 2s else.
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub interval: Option<Duration>,
 
     /// What is sampled.
     #[command(flatten)]
@@ -46,6 +57,34 @@ pub struct Args {
     /// Quit after this time.
     #[arg(long, short, value_name = "TIME", value_parser = units::parse_duration)]
     pub duration: Option<Duration>,
+
+    /// Print tables, also at a terminal.
+    #[arg(long)]
+    pub plain: bool,
+
+    /// Print a line of JSON at each interval.
+    #[arg(long, conflicts_with = "plain")]
+    pub json: bool,
+
+    /// Rows of the printed tables, and sites in JSON.
+    #[arg(long, value_name = "N", default_value_t = lines::ROWS)]
+    pub rows: usize,
+
+    /// Code below this path is your own, too, for the verdict; see `pyheap leaks --help`. May be given several times.
+    #[arg(long, value_name = "PATH")]
+    pub own: Vec<String>,
+
+    /// Tell when the process hits this size, for example 2GiB. Without it: the limit of its memory cgroup, if it has one.
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_size)]
+    pub limit: Option<u64>,
+
+    /// Say more: what was found and what the attach cost.
+    #[arg(long, short)]
+    pub verbose: bool,
+
+    /// Print one line at each interval, and say only what goes wrong.
+    #[arg(long, short, conflicts_with = "verbose")]
+    pub quiet: bool,
 }
 
 /// Runs the command.
@@ -55,156 +94,228 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let stop = stop_signals()?;
     let target = choose::target(args.process)?;
+    let pid = target.facts.id.pid;
+    if args.verbose {
+        note(&found(&target.interpreter));
+    }
+    let watch = Arc::new(Mutex::new(watch(args, &target)));
     let session = Session::attach(target, args.sampling.options()).map_err(Failure::from)?;
-    let pid = session.target.facts.id.pid;
-    let mut recorder = match Recorder::start(&session, None, args.sampling.limits(), Instant::now()) {
-        Ok(recorder) => recorder,
-        Err(error) => {
-            let _ = session.detach();
-            return Err(error.into());
-        }
+    let header = header(&session);
+    let tap = {
+        let watch = Arc::clone(&watch);
+        Box::new(move |events: &[_]| lock(&watch).events(events))
     };
-    note(&format!("attached to PID {pid} (Ctrl-C quits and detaches)"));
-    let first = MemoryUse::of(pid).map_or(0, |memory| memory.rss_bytes);
-    let terminal = std::io::stdout().is_terminal();
-    let (mut next_second, mut next_view) = (Duration::ZERO, args.interval);
-    let mut output_error = None;
-    let ended = loop {
-        if stop.load(Ordering::Acquire) || args.duration.is_some_and(|duration| recorder.elapsed() >= duration) {
-            break None;
-        }
-        if let Some(stop) = recorder.must_stop(&session) {
-            break Some(stop);
-        }
-        recorder.watch_room(&session);
-        recorder.take_notes().iter().for_each(|text| note(text));
-        let elapsed = recorder.elapsed();
-        if elapsed >= next_second {
-            next_second += Duration::from_secs(1);
-            if let Some(stop) = recorder.every_second(&session) {
-                break Some(recorder.must_stop(&session).unwrap_or(stop));
-            }
-        }
-        if elapsed >= next_view {
-            next_view = elapsed + args.interval;
-            let text = view(&session, &recorder, first);
-            let text = if terminal { format!("\x1b[H\x1b[2J{text}") } else { text };
-            if let Err(error) = to_stdout(&text) {
-                output_error = Some(error);
-                break None;
-            }
-        }
-        std::thread::sleep(LOOK);
+    let mut recording = Recording::start(session, args.sampling.limits(), |_| Ok(None), tap)?;
+    if args.verbose {
+        note(&cost(&recording.session));
+    }
+    let terminal = if is_full_screen(args) {
+        Terminal::open(&stop).ok()
+    } else {
+        None
     };
-    let reason = crate::profile::facts::EndReason::Stopped;
-    recorder.finish(&session, &reason);
-    match ended {
-        Some(Stop::TargetGone | Stop::TargetReplaced) => {
-            session.forget();
-            note("the target has ended");
-            Ok(())
-        }
-        Some(other) => {
-            detach_all(session)?;
-            Err(Failure::failed(other.describe()).into())
+    let (why, report, output_error) = match terminal {
+        Some(terminal) => {
+            let interval = args.interval.unwrap_or(SCREEN_INTERVAL).max(Duration::from_millis(100));
+            let mut screen = Screen::new(terminal, Arc::clone(&watch), header, args.sampling.domains(), interval);
+            if let Ok(sources) = Sources::new(pid, begun(pid)) {
+                screen.show_sources(sources);
+            }
+            let why = recording.run(&stop, args.duration, &mut screen);
+            // This gives the terminal back.
+            (why, screen.report(), None)
         }
         None => {
-            detach_all(session)?;
-            note(&format!("detached from PID {pid}"));
-            output_error.map_or(Ok(()), |error| {
-                Err(Failure::failed(format!("cannot write the view: {error}")).into())
-            })
+            if !args.quiet {
+                note(&format!("attached to PID {pid} (Ctrl-C quits and detaches)"));
+            }
+            let mut printed = Printed::new(args, header, Arc::clone(&watch));
+            let why = recording.run(&stop, args.duration, &mut printed);
+            (why, None, printed.error)
         }
+    };
+    let last = lock(&watch).picture(recording.recorder.elapsed());
+    let (outcome, hooked) = recording.finish(&reason(&why));
+    let (_, cured) = hooked.leave(&why, args.verbose);
+    if !args.quiet {
+        if let Some(report) = report.filter(|report| report.is_long_enough) {
+            note(&headline(&report));
+        }
+        note(&match &why {
+            Why::Stop(Stop::TargetGone) => "the target has ended".to_owned(),
+            Why::Stop(Stop::TargetReplaced) => Stop::TargetReplaced.describe(),
+            _ if cured.is_err() => format!("could not detach from PID {pid}"),
+            _ => format!(
+                "detached from PID {pid} after {}; live since the attach {} ± {}",
+                Human(outcome.elapsed),
+                human::bytes(last.total.live.bytes),
+                human::bytes(margin(&last.total, last.period)),
+            ),
+        });
+    }
+    tell_saved(args, &outcome.saved);
+    cured?;
+    match why {
+        Why::Stop(other) if !matches!(other, Stop::TargetGone | Stop::TargetReplaced) => {
+            Err(Failure::failed(other.describe()).into())
+        }
+        _ => output_error.map_or(Ok(()), |error| {
+            Err(Failure::failed(format!("cannot write the view: {error}")).into())
+        }),
     }
 }
 
-fn view(session: &Session, recorder: &Recorder, rss_first: u64) -> String {
+fn reason(why: &Why) -> EndReason {
+    match why {
+        Why::Asked => EndReason::Stopped,
+        Why::Duration => EndReason::DurationReached,
+        Why::Stop(Stop::TargetReplaced) => EndReason::TargetReplaced,
+        Why::Stop(Stop::TargetGone | Stop::ShutDown) => EndReason::TargetExited { code: None },
+        Why::Stop(other) => EndReason::Failed {
+            error: other.describe(),
+        },
+    }
+}
+
+fn tell_saved(args: &Args, saved: &Saved) {
+    match saved {
+        Saved::Nothing => {}
+        Saved::Now(names) | Saved::Done(names) => {
+            if !args.quiet {
+                let base = names.base().display();
+                note(&format!(
+                    "saved {base}; look at it with: pyheap leaks {base}, pyheap top {base}"
+                ));
+            }
+        }
+        Saved::Failed(why) => note(&format!("warning: not saved: {why}")),
+    }
+}
+
+fn watch(args: &Args, target: &Target) -> Watch {
+    let given = args.limit.map(|bytes| Limit {
+        bytes,
+        is_cgroup: false,
+    });
+    let cgroup = || {
+        MemoryCgroup::of(target.facts.id.pid).map(|group| Limit {
+            bytes: group.limit_bytes,
+            is_cgroup: true,
+        })
+    };
+    let own = OwnCode::new(&args.own, target.interpreter.path.to_str());
+    Watch::new(args.sampling.options().period, own, given.or_else(cgroup))
+}
+
+fn header(session: &Session) -> Header {
     let facts = &session.target.facts;
     let rss = MemoryUse::of(facts.id.pid).map_or(0, |memory| memory.rss_bytes);
-    let live = lock(&recorder.live);
-    let losses = crate::collect::recorder::losses(&recorder.counters(), &live);
-    let lost: String = losses
-        .0
-        .iter()
-        .map(|(name, count)| format!("  {name} {count}"))
-        .collect();
-    let mut text = String::new();
-    let _ = writeln!(
-        text,
-        "live since the attach: {} ± {} in {} samples of {}  (RSS {} -> {})",
-        human::bytes(live.total.bytes),
-        human::bytes(live.total.error95()),
-        human::count(live.total.samples as f64),
-        human::count(live.sampled as f64),
-        human::bytes(rss_first as f64),
-        human::bytes(rss as f64),
-    );
-    let _ = writeln!(
-        text,
-        "PID {}  Python {}  attached for {}  {}{lost}",
-        facts.id.pid,
-        session.target.interpreter.version,
-        Human(Duration::from_secs(recorder.elapsed().as_secs())),
-        human::clean(&facts.short_command(60)),
-    );
-    let _ = writeln!(
-        text,
-        "{:>10} {:>21} {:>7} {:>10}  SITE",
-        "LIVE", "95 % INTERVAL", "SHARE", "OBJECTS"
-    );
-    for (site, estimate) in sites(&live).into_iter().take(ROWS) {
-        let _ = writeln!(
-            text,
-            "{:>10} {:>21} {:>7} {:>10}  {site}",
-            human::bytes(estimate.bytes),
-            interval(&estimate, live.period()),
-            human::share(estimate.bytes, live.total.bytes),
-            human::count(estimate.objects),
-        );
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let second = now.as_secs() % 86_400;
+    Header {
+        pid: facts.id.pid,
+        command: facts.short_command(200),
+        python: session.target.interpreter.version.to_string(),
+        attached_at: format!("{:02}:{:02}:{:02}", second / 3600, second / 60 % 60, second % 60),
+        rss_first: rss,
+        rss,
+        stop_time: stop_time(session),
+        losses: String::new(),
+        saving: String::new(),
     }
-    text
 }
 
-/// The 95 % interval of an estimate.
-fn interval(estimate: &Estimate, period: u64) -> String {
-    let limits = of_bytes(estimate.bytes, estimate.variance, estimate.samples, period);
-    interval_text(
-        estimate.bytes,
-        estimate.error95(),
-        limits.low,
-        limits.high,
-        estimate.samples,
-    )
+/// When a process began, since the epoch.
+fn begun(pid: i32) -> Option<Duration> {
+    let stat = procfs::process::Process::new(pid)
+        .and_then(|process| process.stat())
+        .ok()?;
+    let boot = procfs::boot_time_secs().ok()?;
+    let since = stat.starttime.checked_div(procfs::ticks_per_second())?;
+    Some(Duration::from_secs(boot.checked_add(since)?))
 }
 
-/// Live memory by allocating line, largest first.
-fn sites(live: &Live) -> Vec<(String, Estimate)> {
-    let mut by_line: HashMap<(&str, u32, &str), Estimate> = HashMap::new();
-    for trace in &live.traces {
-        if trace.live.samples == 0 {
-            continue;
+/// Keys come from standard input and pictures go to standard output: both must be a terminal, and one that can move its cursor.
+fn is_full_screen(args: &Args) -> bool {
+    let is_able = std::env::var("TERM").is_ok_and(|name| !name.is_empty() && name != "dumb");
+    let is_wanted = !args.plain && !args.json && !args.quiet;
+    is_wanted && is_able && std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
+/// Prints at each interval.
+struct Printed<'a> {
+    args: &'a Args,
+    header: Header,
+    watch: Arc<Mutex<Watch>>,
+    judge: Judge,
+    interval: Duration,
+    next: Duration,
+    error: Option<std::io::Error>,
+}
+
+impl<'a> Printed<'a> {
+    fn new(args: &'a Args, header: Header, watch: Arc<Mutex<Watch>>) -> Self {
+        let interval = args.interval.unwrap_or(LINES_INTERVAL);
+        Self {
+            args,
+            header,
+            watch,
+            judge: Judge::default(),
+            interval,
+            next: interval,
+            error: None,
         }
-        let frame = &trace.site;
-        let sum = by_line.entry((&frame.file, frame.line, &frame.function)).or_default();
-        sum.samples += trace.live.samples;
-        sum.bytes += trace.live.bytes;
-        sum.objects += trace.live.objects;
-        sum.variance += trace.live.variance;
     }
-    let mut sites: Vec<(String, Estimate)> = by_line
-        .into_iter()
-        .map(|((file, line, function), sum)| (human::clean(&format!("{file}:{line} {function}")).into_owned(), sum))
-        .collect();
-    sites.sort_by(|a, b| b.1.bytes.total_cmp(&a.1.bytes).then_with(|| a.0.cmp(&b.0)));
-    sites
+
+    fn text(&self, recording: &Recording, report: &Report) -> String {
+        let recorder = &recording.recorder;
+        let losses = losses(&recorder.counters(), &resolve::lock(&recorder.live));
+        let watch = lock(&self.watch);
+        let picture = watch.picture(recorder.elapsed());
+        let beside = Beside {
+            pid: self.header.pid,
+            python: &self.header.python,
+            command: &self.header.command,
+            rss_first: self.header.rss_first,
+            rss: recorder.memory().map_or(self.header.rss, |memory| memory.rss),
+            losses: &losses,
+            report,
+        };
+        match () {
+            () if self.args.json => lines::json(&picture, &beside, &watch, self.args.rows),
+            () if self.args.quiet => lines::first_line(&picture, &beside) + "\n",
+            () => lines::text(&picture, &beside, &watch, self.args.rows),
+        }
+    }
 }
 
-/// Takes the hooks out of the process, and the copies out of the children that it has forked.
-fn detach_all(session: Session) -> Result<(), Failure> {
-    let interpreter = session.target.interpreter.clone();
-    let pid = session.target.facts.id.pid;
-    let mut family = Family::of(pid);
-    let (_, done) = detach(session, false);
-    cure_family(&mut family, &interpreter);
-    done
+impl Front for Printed<'_> {
+    fn note(&mut self, text: &str) {
+        if !self.args.quiet {
+            note(text);
+        }
+    }
+
+    fn second(&mut self, recording: &mut Recording) {
+        let at = recording.recorder.elapsed();
+        lock(&self.watch).tick(at, recording.recorder.memory());
+        self.judge.look(&self.watch, at);
+    }
+
+    fn turn(&mut self, recording: &mut Recording) -> bool {
+        let at = recording.recorder.elapsed();
+        let Some(report) = self.judge.report.as_ref().filter(|_| at >= self.next) else {
+            return false;
+        };
+        self.next = at + self.interval;
+        match to_reader(&self.text(recording, report)) {
+            Ok(is_read) => !is_read,
+            Err(error) => {
+                self.error = Some(error);
+                true
+            }
+        }
+    }
 }

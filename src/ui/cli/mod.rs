@@ -19,6 +19,7 @@ pub mod info_run;
 pub mod leaks;
 pub mod plot;
 pub mod record;
+pub mod recording;
 pub mod sampling;
 pub mod select;
 pub mod top;

@@ -3,12 +3,13 @@
 use super::children::Children;
 use super::choose::{self, Started};
 use super::failure::{Failure, chain, code};
-use crate::attach::cgroup::MemoryCgroup;
-use crate::attach::family::{self, Family};
-use crate::attach::interpreter::Interpreter;
+pub use super::recording::stop_signals;
+use super::recording::{Front, Recording, Why, cost, facts, found, micros};
 use crate::attach::{AttachError, Session, Target};
+use crate::collect::recorder::losses;
+use crate::collect::resolve::lock;
 use crate::collect::{Files, Outcome, Recorder, Stop};
-use crate::profile::facts::{EndReason, Facts};
+use crate::profile::facts::EndReason;
 use crate::profile::names::{Part, ProfileNames, SuffixStyle};
 use crate::profile::reader::Reader;
 use crate::profile::sidecar::note_detach;
@@ -17,19 +18,14 @@ use crate::report::info::describe_losses;
 use crate::report::leaks::render::{Detail, render};
 use crate::ui::output::note;
 use crate::ui::units;
-use pyheap_injector::Cure;
-use pyheap_injector::hijack::Hijacked;
-use pyheap_protocol::domain;
 use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-/// How often we look whether it is time to stop.
-const LOOK: Duration = Duration::from_millis(25);
 /// How often we look for new children.
 const CHILDREN: Duration = Duration::from_millis(100);
 /// Progress is shown this often at a terminal, and elsewhere.
@@ -103,21 +99,6 @@ pub struct Args {
     pub command: Vec<String>,
 }
 
-/// Sets a flag at SIGINT, SIGTERM and SIGHUP. SIGXFSZ is taken as well: a file size limit is an error of the write, not
-/// a reason to die with hooks in the target.
-///
-/// # Errors
-/// When the handlers cannot be installed.
-pub fn stop_signals() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Failure::failed)?;
-    }
-    let ignored = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(libc::SIGXFSZ, ignored).map_err(Failure::failed)?;
-    Ok(stop)
-}
-
 /// Runs the command.
 ///
 /// # Errors
@@ -185,13 +166,7 @@ pub fn record(
 ) -> Result<(), Failure> {
     let pid = target.facts.id.pid;
     if args.verbose {
-        let interpreter = &target.interpreter;
-        note(&format!(
-            "Python {} in {} (offsets: {:?})",
-            interpreter.version,
-            interpreter.path.display(),
-            interpreter.offset_source
-        ));
+        note(&found(&target.interpreter));
     }
     let session = match Session::attach(target, args.sampling.options()) {
         Ok(session) => session,
@@ -206,89 +181,50 @@ pub fn record(
         }
     };
     let program_name = program.as_ref().map(|program| program.name.clone());
-    let begun = Instant::now();
-    let facts = facts(&session, args.sampling.domains());
-    let files = Files::create(&args.output, args.suffix, session.period(), facts);
-    let files = match files {
-        Ok(files) => files,
-        Err(error) => {
-            let _ = session.detach();
-            return Err(Failure::failed(error));
-        }
+    let files = |session: &Session| {
+        let facts = facts(session, args.sampling.domains());
+        Files::create(&args.output, args.suffix, session.period(), facts)
+            .map(Some)
+            .map_err(Failure::failed)
     };
-    let names = files.names().clone();
-    let made = Part::ALL.map(|part| identity_of(&names.path(part)));
-    let mut recorder = match Recorder::start(&session, Some(files), args.sampling.limits(), begun) {
-        Ok(recorder) => recorder,
-        Err(error) => {
-            let _ = session.detach();
-            return Err(Failure::failed(error));
-        }
-    };
+    let mut recording = Recording::start(session, args.sampling.limits(), files, Box::new(|_| {}))?;
+    let first = ProfileNames::new(&args.output, args.suffix);
+    let made = Part::ALL.map(|part| identity_of(&first.path(part)));
     note(&format!(
         "recording {pid} into {} (Ctrl-C ends it)",
-        names.path(Part::Traces).display()
+        first.path(Part::Traces).display()
     ));
     if args.verbose {
-        note(&cost(&session));
+        note(&cost(&recording.session));
     }
-    let mut relatives = Relatives {
-        family: Family::of(pid),
-        children: args.children.then(Children::default),
+    let mut progress = Progress::new(args, program.as_deref_mut());
+    let why = recording.run(stop, args.duration, &mut progress);
+    let children = progress.end();
+    let reason = match &why {
+        Why::Asked => EndReason::Stopped,
+        Why::Duration => EndReason::DurationReached,
+        Why::Stop(stop) => end_reason(stop, program),
     };
-    let why = wait(
-        args,
-        &session,
-        &mut recorder,
-        program.as_deref_mut(),
-        stop,
-        &mut relatives,
-    );
-    let (reason, stopped) = match why {
-        Why::Asked => (EndReason::Stopped, None),
-        Why::Duration => (EndReason::DurationReached, None),
-        Why::Stop(stop) => (end_reason(&stop, program), Some(stop)),
-    };
-    let program_left = program_name.filter(|_| !matches!(stopped, Some(Stop::TargetGone | Stop::TargetReplaced)));
-    let live = Arc::clone(&recorder.live);
-    let first = names;
-    let outcome = recorder.finish(&session, &reason);
-    let interpreter = session.target.interpreter.clone();
-    let Relatives { mut family, children } = relatives;
+    let is_gone = matches!(why, Why::Stop(Stop::TargetGone | Stop::TargetReplaced));
+    let program_left = program_name.filter(|_| !is_gone);
+    let live = Arc::clone(&recording.recorder.live);
+    let (outcome, hooked) = recording.finish(&reason);
     if let Some(children) = children {
         children.finish();
     }
-    let cured = match stopped {
-        Some(Stop::TargetGone | Stop::TargetReplaced) => {
-            session.forget();
-            Ok(())
-        }
-        _ => {
-            let (held, cured) = detach(session, args.verbose);
-            if let Some(held) = held {
-                // Who has removed the file is told below.
-                let names = outcome.names.as_ref().unwrap_or(&first);
-                let _ = note_detach(&names.path(Part::Sidecar), micros(held));
-            }
-            cured
-        }
-    };
-    cure_family(&mut family, &interpreter);
+    let (held, cured) = hooked.leave(&why, args.verbose);
     let names = outcome.names.as_ref().unwrap_or(&first);
+    if let Some(held) = held {
+        // Who has removed the file is told below.
+        let _ = note_detach(&names.path(Part::Sidecar), micros(held));
+    }
     if let Some(name) = program_left {
         note(&format!("{name} runs on as process {pid}"));
     }
-    report(
-        args,
-        &outcome,
-        &reason,
-        names,
-        &first,
-        &crate::collect::resolve::lock(&live).total,
-    );
-    let failed = match stopped {
-        None | Some(Stop::TargetGone | Stop::TargetReplaced | Stop::ShutDown) => None,
-        Some(other) => Some(other.describe()),
+    report(args, &outcome, &reason, names, &first, &lock(&live).total);
+    let failed = match why {
+        Why::Stop(Stop::TargetGone | Stop::TargetReplaced | Stop::ShutDown) | Why::Asked | Why::Duration => None,
+        Why::Stop(other) => Some(other.describe()),
     };
     let failed = outcome.write_error.as_ref().map(|error| chain(error)).or(failed);
     let failed =
@@ -326,114 +262,92 @@ fn attach_failure(pid: i32, error: AttachError) -> Failure {
     }
 }
 
-/// The target's descendants.
-struct Relatives {
-    family: Family,
+/// The line on standard error that tells how it goes, and what else `record` does meanwhile.
+struct Progress<'a> {
+    args: &'a Args,
+    program: Option<&'a mut Started>,
     /// With `--children`.
     children: Option<Children>,
+    is_terminal: bool,
+    every: Duration,
+    next: Duration,
+    next_children: Duration,
 }
 
-/// Takes the inherited shims out of the descendants, and says where that was not possible.
-pub fn cure_family(family: &mut Family, interpreter: &Interpreter) {
-    let pids = family.look();
-    for outcome in family::cure_all(&pids, Some(interpreter)) {
-        let pid = outcome.pid;
-        if let Some(why) = outcome.left {
-            note(&format!(
-                "process {pid} has inherited the hooks, which are switched off there, and keeps them for now ({why}): \
-                 `pyheap cure {pid}` removes them later"
-            ));
+impl<'a> Progress<'a> {
+    fn new(args: &'a Args, program: Option<&'a mut Started>) -> Self {
+        let is_terminal = std::io::stderr().is_terminal();
+        let every = if is_terminal { PROGRESS_TERMINAL } else { PROGRESS_LOG };
+        Self {
+            args,
+            program,
+            children: args.children.then(Children::default),
+            is_terminal,
+            every,
+            next: every,
+            next_children: Duration::ZERO,
         }
+    }
+
+    fn clear(&self) {
+        if self.is_terminal {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+
+    fn end(self) -> Option<Children> {
+        self.clear();
+        self.children
     }
 }
 
-/// Why the wait ended.
-enum Why {
-    Asked,
-    Duration,
-    Stop(Stop),
-}
+impl Front for Progress<'_> {
+    fn note(&mut self, text: &str) {
+        self.clear();
+        note(text);
+    }
 
-fn wait(
-    args: &Args,
-    session: &Session,
-    recorder: &mut Recorder,
-    mut program: Option<&mut Started>,
-    stop: &AtomicBool,
-    relatives: &mut Relatives,
-) -> Why {
-    let terminal = std::io::stderr().is_terminal();
-    let every = if terminal { PROGRESS_TERMINAL } else { PROGRESS_LOG };
-    let (mut next_second, mut next_progress, mut next_children) = (Duration::ZERO, every, Duration::ZERO);
-    let end = |why| {
-        if terminal {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
+    fn turn(&mut self, recording: &mut Recording) -> bool {
+        let is_orphan = |pid| std::os::unix::process::parent_id() != pid;
+        if self.args.parent.is_some_and(is_orphan) {
+            return true;
         }
-        why
-    };
-    loop {
-        let is_orphan = args
-            .parent
-            .is_some_and(|pid| std::os::unix::process::parent_id() != pid);
-        if stop.load(Ordering::Acquire) || is_orphan {
-            return end(Why::Asked);
-        }
-        // Reaps a program of ours, so that it does not count as alive.
-        let _ = program.as_mut().map(|program| program.ended());
-        if let Some(stop) = recorder.must_stop(session) {
-            return end(Why::Stop(stop));
-        }
-        recorder.watch_room(session);
-        for text in recorder.take_notes() {
-            if terminal {
-                let _ = write!(std::io::stderr(), "\r\x1b[K");
-            }
-            note(&text);
-        }
-        let elapsed = recorder.elapsed();
-        if args.duration.is_some_and(|duration| elapsed >= duration) {
-            return end(Why::Duration);
-        }
-        if elapsed >= next_second {
-            next_second += Duration::from_secs(1);
-            if let Some(stop) = recorder.every_second(session) {
-                return end(Why::Stop(recorder.must_stop(session).unwrap_or(stop)));
-            }
-            if relatives.children.is_none() {
-                relatives.family.look();
-            }
-        }
-        if let Some(children) = &mut relatives.children
-            && elapsed >= next_children
+        let elapsed = recording.recorder.elapsed();
+        if let Some(children) = &mut self.children
+            && elapsed >= self.next_children
         {
-            next_children = elapsed + CHILDREN;
-            let left = args.duration.map(|duration| duration.saturating_sub(elapsed));
-            children.look(args, &relatives.family.look(), left);
+            self.next_children = elapsed + CHILDREN;
+            let left = self.args.duration.map(|duration| duration.saturating_sub(elapsed));
+            children.look(self.args, &recording.family.look(), left);
         }
-        if elapsed >= next_progress && !args.quiet {
-            next_progress = elapsed + every;
-            let line = progress(args, recorder);
-            if terminal {
-                let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+        if elapsed >= self.next && !self.args.quiet {
+            self.next = elapsed + self.every;
+            let line = progress(self.args, &recording.recorder);
+            if self.is_terminal {
+                self.clear();
+                let _ = write!(std::io::stderr(), "{line}");
             } else {
                 note(&line);
             }
         }
-        let left = args
-            .duration
-            .map_or(LOOK, |duration| duration.saturating_sub(recorder.elapsed()));
-        std::thread::sleep(LOOK.min(left));
+        false
+    }
+
+    fn pause(&mut self, time: Duration) {
+        std::thread::sleep(time);
+        // Reaps a program of ours, so that it does not count as alive.
+        let _ = self.program.as_mut().map(|program| program.ended());
     }
 }
 
 fn progress(args: &Args, recorder: &Recorder) -> String {
     let elapsed = recorder.elapsed();
-    let live = crate::collect::resolve::lock(&recorder.live);
+    let live = lock(&recorder.live);
     let left = match args.duration {
         Some(duration) => format!("{} left", Human(duration.saturating_sub(elapsed))),
         None => "until Ctrl-C".to_owned(),
     };
-    let losses = crate::collect::recorder::losses(&recorder.counters(), &live);
+    let losses = losses(&recorder.counters(), &live);
     let lost = match losses.0.iter().next() {
         None => "nothing lost".to_owned(),
         Some((name, count)) => format!("{name} {count}"),
@@ -463,84 +377,6 @@ fn end_reason(stop: &Stop, program: Option<&mut Started>) -> EndReason {
         other => EndReason::Failed {
             error: other.describe(),
         },
-    }
-}
-
-/// Takes the hooks out and says what could not be. For how long that has held a thread, if anything was done.
-pub fn detach(session: Session, verbose: bool) -> (Option<Duration>, Result<(), Failure>) {
-    let pid = session.target.facts.id.pid;
-    let alive = session.target.facts.id;
-    let cured = session.detach();
-    let mut stop = None;
-    if let Ok(Cure::Clean(hijacks) | Cure::Inert { hijacks, .. }) = &cured
-        && !hijacks.is_empty()
-    {
-        stop = Some(held(hijacks));
-        if verbose {
-            note(&format!("detached: {}", steps(hijacks)));
-        }
-    }
-    let done = match cured {
-        Ok(Cure::Clean(_)) => Ok(()),
-        Ok(Cure::Inert { why, .. }) => {
-            note(&format!(
-                "the hooks are out, but {why}: our code stays in process {pid}, inert; `pyheap cure {pid}` removes it later"
-            ));
-            Ok(())
-        }
-        Err(_) if !alive.is_alive() => Ok(()),
-        Err(error) => Err(Failure::new(code::FAILED, error)),
-    };
-    (stop, done)
-}
-
-/// What attaching cost the target.
-fn cost(session: &Session) -> String {
-    let steps = steps(session.hijacks());
-    format!("attached: {steps}; domains wrapped as {:?}", session.modes)
-}
-
-/// For how long the steps have held a thread, all together.
-fn held(hijacks: &[Hijacked]) -> Duration {
-    hijacks.iter().map(|hijack| hijack.held).sum()
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn steps(hijacks: &[Hijacked]) -> String {
-    let step = |h: &Hijacked| format!("thread {} held {:?} (disturbed {:?})", h.tid, h.held, h.disturbed);
-    hijacks.iter().map(step).collect::<Vec<_>>().join(", ")
-}
-
-fn facts(session: &Session, domains: u8) -> Facts {
-    let process = &session.target.facts;
-    let interpreter = &session.target.interpreter;
-    let held = held(session.hijacks());
-    let domains = domain::NAMES
-        .iter()
-        .enumerate()
-        .filter(|(number, _)| domains >> number & 1 != 0)
-        .map(|(_, name)| (*name).to_owned())
-        .collect();
-    let mut more = std::collections::BTreeMap::new();
-    more.insert("wrappers".to_owned(), format!("{:?}", session.modes).into());
-    more.insert("interpreter".to_owned(), interpreter.path.display().to_string().into());
-    Facts {
-        pid: u32::try_from(process.id.pid).ok(),
-        exe: process.exe.as_ref().map(|exe| exe.display().to_string()),
-        cmdline: process.command_line.clone(),
-        python: Some(interpreter.version.to_string()),
-        libc: None,
-        host: nix::sys::utsname::uname()
-            .ok()
-            .and_then(|name| name.nodename().to_str().map(str::to_owned)),
-        domains,
-        memory_limit_bytes: MemoryCgroup::of(process.id.pid).map(|group| group.limit_bytes),
-        attach_stop_micros: Some(micros(held)),
-        pyheap_version: Some(crate::VERSION.to_owned()),
-        more,
     }
 }
 

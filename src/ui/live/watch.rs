@@ -1,0 +1,569 @@
+//! What a live view knows: every stack with what is alive of it, what it was a while ago, and the verdict. Fed with the
+//! recording's events on their way to the files; knows nothing of terminals.
+//!
+//! Memory is bounded: so many stacks (the rest is counted together), each with a minute of fine history and a coarse one of
+//! the whole time, whose steps double when it is full.
+
+use super::series::{Clock, Series};
+use crate::collect::live::Estimate;
+use crate::collect::names::NOT_KEPT;
+use crate::collect::resolve::Event;
+use crate::collect::tree::{NamedFrame, StackNode, Tree};
+use crate::profile::facts::MemorySample;
+use crate::profile::model::StackFrame;
+use crate::profile::sampling::{WeightCache, Weights};
+use crate::report::leaks::memory::Limit;
+use crate::report::leaks::{Facts, OwnCode, Report, Tracker, judge};
+use std::borrow::Cow;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Stacks that are told apart.
+const MAX_STACKS: usize = 20_000;
+/// Rates are those of this time.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// Distance of the moments that are remembered of it.
+const STEP: Duration = Duration::from_secs(5);
+/// Samples of the process's memory that are remembered; beyond, every second one goes.
+const MAX_MEMORY: usize = 1 << 12;
+/// The stack of all that are not told apart.
+const REST: u32 = 0;
+
+/// What there was of a stack at a moment. All but `live` only ever grows.
+#[derive(Debug, Clone, Copy, Default)]
+struct Moment {
+    live: Estimate,
+    /// Bytes allocated so far.
+    allocated: f64,
+    /// Variance of all samples that came or went so far: that of a difference is no more than what it has grown by.
+    churn: f64,
+}
+
+/// One stack.
+#[derive(Debug)]
+struct Stack {
+    node: StackNode,
+    /// The allocating line.
+    leaf: NamedFrame,
+    now: Moment,
+    /// Sum over the live samples of bytes × milliseconds from the start to their allocation.
+    births: f64,
+    /// At the moments of [`Watch::recent`], as far as it existed, the last one last.
+    recent: VecDeque<Moment>,
+    past: Series,
+    mark: Moment,
+}
+
+/// A number with half the width of its 95 % interval.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Bounded {
+    /// The number.
+    pub value: f64,
+    /// Its variance, or more.
+    pub variance: f64,
+}
+
+impl Bounded {
+    /// Half the width of the 95 % interval, or more.
+    #[must_use]
+    pub fn margin(&self) -> f64 {
+        1.96 * self.variance.max(0.0).sqrt()
+    }
+
+    /// Adds an independent one.
+    pub fn add(&mut self, other: &Self) {
+        self.value += other.value;
+        self.variance += other.variance;
+    }
+}
+
+/// What is known of one stack, or of many together, at a moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Amount {
+    /// What is alive.
+    pub live: Estimate,
+    /// Growth of that over the window, in bytes.
+    pub growth: Bounded,
+    /// Bytes allocated in the window.
+    pub allocated: f64,
+    /// Sum over the live samples of bytes × seconds of age.
+    pub ages: f64,
+    /// Change since the baseline, in bytes.
+    pub since: Bounded,
+    /// Change in objects since the baseline.
+    pub objects_since: f64,
+}
+
+impl Amount {
+    /// Adds those of another stack.
+    pub fn add(&mut self, other: &Self) {
+        self.live.merge(&other.live);
+        self.growth.add(&other.growth);
+        self.allocated += other.allocated;
+        self.ages += other.ages;
+        self.since.add(&other.since);
+        self.objects_since += other.objects_since;
+    }
+
+    /// Mean age of the live bytes, in seconds.
+    #[must_use]
+    pub fn age(&self) -> Option<f64> {
+        (self.live.bytes > 0.0).then(|| (self.ages / self.live.bytes).max(0.0))
+    }
+}
+
+/// A stack at the moment of a [`Picture`].
+#[derive(Debug, Clone)]
+pub struct StackNow {
+    /// Its number, the same in all pictures.
+    pub number: u32,
+    /// The allocating line.
+    pub leaf: NamedFrame,
+    /// The thread that allocates, if that is known.
+    pub thread: Option<Arc<str>>,
+    /// How much.
+    pub amount: Amount,
+}
+
+/// All stacks at a moment.
+#[derive(Debug, Clone, Default)]
+pub struct Picture {
+    /// Since the start.
+    pub at: Duration,
+    /// Those of which something is alive, was allocated lately or is missing since the baseline.
+    pub stacks: Vec<StackNow>,
+    /// Their sum.
+    pub total: Amount,
+    /// The period that samples stand for, in bytes.
+    pub period: u64,
+    /// Samples since the start.
+    pub sampled: u64,
+    /// Samples a second, over the last moments.
+    pub samples_per_second: f64,
+    /// The time that growth and allocation rates are of, in seconds.
+    pub window: f64,
+    /// When the baseline was set.
+    pub baseline: Option<Duration>,
+    /// Heap and resident set until then.
+    pub course: Course,
+}
+
+/// Heap and resident set over time.
+#[derive(Debug, Clone, Default)]
+pub struct Course {
+    /// Live bytes at evenly spaced moments, the last one now.
+    pub heap: Vec<f64>,
+    /// Resident bytes at the same moments.
+    pub rss: Vec<f64>,
+}
+
+/// The state. Feed it batches of events as they come, and ask it for pictures.
+#[derive(Debug)]
+pub struct Watch {
+    tree: Tree,
+    stacks: Vec<Stack>,
+    by_node: HashMap<StackNode, u32>,
+    /// The stack of each trace, by trace index - 1.
+    of_trace: Vec<u32>,
+    period: u64,
+    weights: WeightCache,
+    sampled: u64,
+    /// Moments that are remembered finely, and the samples until then.
+    recent: VecDeque<(Duration, u64)>,
+    clock: Clock,
+    heap: Series,
+    rss: Series,
+    own: OwnCode,
+    limit: Option<Limit>,
+    tracker: Tracker,
+    /// When what the tracker has seen begins.
+    tracker_begun: Duration,
+    memory: Vec<(u64, MemorySample)>,
+    baseline: Option<Duration>,
+}
+
+impl Watch {
+    /// Nothing has happened yet.
+    #[must_use]
+    pub fn new(period: u64, own: OwnCode, limit: Option<Limit>) -> Self {
+        let mut watch = Self {
+            tree: Tree::default(),
+            stacks: Vec::new(),
+            by_node: HashMap::new(),
+            of_trace: Vec::new(),
+            period,
+            weights: WeightCache::new(Weights::Period(period)),
+            sampled: 0,
+            recent: VecDeque::from([(Duration::ZERO, 0)]),
+            clock: Clock::default(),
+            heap: Series::default(),
+            rss: Series::default(),
+            tracker: Tracker::new(Weights::Period(period), 0, own.clone()),
+            own,
+            limit,
+            tracker_begun: Duration::ZERO,
+            memory: Vec::new(),
+            baseline: None,
+        };
+        let text: Arc<str> = NOT_KEPT.into();
+        let rest = NamedFrame {
+            file: Arc::clone(&text),
+            line: 0,
+            function: text,
+        };
+        let node = watch.tree.insert(std::slice::from_ref(&rest)).unwrap_or_default();
+        watch.new_stack(node, rest);
+        watch
+    }
+
+    /// Takes events, as many as the recording hands on at once.
+    pub fn events(&mut self, events: &[Event]) {
+        let mut is_again = false;
+        match events.first() {
+            // What is alive is said again, for files that begin: nothing has happened.
+            Some(Event::Save(_)) => return,
+            Some(Event::Period { at, period }) => {
+                self.raise(*at, *period);
+                is_again = true;
+            }
+            _ => {}
+        }
+        for event in events {
+            match event {
+                Event::Trace(frames) => {
+                    let stack = self.stack(frames);
+                    self.of_trace.push(stack);
+                }
+                Event::Alloc {
+                    at, trace, size, born, ..
+                } => self.alloc(*at, *trace, *size, *born, is_again),
+                Event::Free {
+                    at, trace, size, born, ..
+                } => self.free(*at, *trace, *size, *born),
+                _ => {}
+            }
+        }
+    }
+
+    fn stack(&mut self, frames: &[NamedFrame]) -> u32 {
+        let (Some(node), Some(leaf)) = (self.tree.insert(frames), frames.first()) else {
+            return REST;
+        };
+        match self.by_node.get(&node) {
+            Some(&known) => known,
+            None if self.stacks.len() >= MAX_STACKS => REST,
+            None => self.new_stack(node, leaf.clone()),
+        }
+    }
+
+    fn new_stack(&mut self, node: StackNode, leaf: NamedFrame) -> u32 {
+        let number = self.stacks.len() as u32;
+        self.by_node.insert(node, number);
+        self.stacks.push(Stack {
+            node,
+            leaf,
+            now: Moment::default(),
+            births: 0.0,
+            recent: VecDeque::new(),
+            past: Series::new(&self.clock),
+            mark: Moment::default(),
+        });
+        number
+    }
+
+    fn stack_of(&self, trace: u32) -> u32 {
+        let place = (trace as usize).checked_sub(1);
+        place
+            .and_then(|place| self.of_trace.get(place))
+            .copied()
+            .unwrap_or(REST)
+    }
+
+    fn alloc(&mut self, at: Duration, trace: u32, size: u64, born: u64, is_again: bool) {
+        let number = self.stack_of(trace);
+        let weight = self.weights.of(size);
+        let bytes = size as f64 * weight.objects;
+        let Some(stack) = self.stacks.get_mut(number as usize) else {
+            return;
+        };
+        stack.now.live.add(size, self.period, 1.0);
+        stack.births += bytes * born as f64;
+        stack.now.churn += (size as f64).powi(2) * weight.variance;
+        if !is_again {
+            self.sampled += 1;
+            stack.now.allocated += bytes;
+        }
+        self.follow(at, number, size, false);
+    }
+
+    fn free(&mut self, at: Duration, trace: u32, size: u64, born: u64) {
+        let number = self.stack_of(trace);
+        let weight = self.weights.of(size);
+        let bytes = size as f64 * weight.objects;
+        let Some(stack) = self.stacks.get_mut(number as usize) else {
+            return;
+        };
+        stack.now.live.add(size, self.period, -1.0);
+        stack.now.churn += (size as f64).powi(2) * weight.variance;
+        stack.births = if stack.now.live.samples == 0 {
+            0.0
+        } else {
+            stack.births - bytes * born as f64
+        };
+        self.follow(at, number, size, true);
+    }
+
+    fn follow(&mut self, at: Duration, number: u32, size: u64, is_free: bool) {
+        if !self.tracker.knows(number) {
+            let frames = stack_frames(&self.tree, &self.stacks, number);
+            self.tracker.know(number, &frames);
+        }
+        let at = at.saturating_sub(self.tracker_begun);
+        self.tracker.event(at, number, size, is_free, false);
+    }
+
+    /// Samples stand for more from now on: what is alive is said again, from fewer samples. The verdict begins anew.
+    fn raise(&mut self, at: Duration, period: u64) {
+        self.period = period;
+        self.weights = WeightCache::new(Weights::Period(period));
+        self.of_trace.clear();
+        for stack in &mut self.stacks {
+            stack.births = 0.0;
+            // A difference between now and then is one between independent samples at worst: all went, and others come.
+            stack.now.churn += stack.now.live.variance;
+            stack.now.live = Estimate::default();
+        }
+        self.tracker = Tracker::new(Weights::Period(period), 0, self.own.clone());
+        self.tracker_begun = at;
+        let begun = micros(at);
+        self.memory.retain(|(then, _)| *then >= begun);
+    }
+
+    /// Called every second.
+    pub fn tick(&mut self, at: Duration, memory: Option<MemorySample>) {
+        if let Some(memory) = memory {
+            if self.memory.len() >= MAX_MEMORY {
+                let mut place = 0;
+                self.memory.retain(|_| {
+                    place += 1;
+                    place % 2 == 1
+                });
+            }
+            self.memory.push((micros(at), memory));
+        }
+        if self.clock.tick(at) {
+            let total: f64 = self.stacks.iter().map(|stack| stack.now.live.bytes).sum();
+            let is_full = self.clock.is_full();
+            let rss = memory.map_or_else(|| self.rss.last(), |memory| memory.rss as f64);
+            for (series, value) in [(&mut self.heap, total), (&mut self.rss, rss)] {
+                series.push(value, is_full);
+            }
+            for stack in &mut self.stacks {
+                stack.past.push(stack.now.live.bytes, is_full);
+            }
+            self.clock.pushed();
+        }
+        let last = self.recent.back().map_or(Duration::ZERO, |(then, _)| *then);
+        if at.saturating_sub(last) >= STEP {
+            self.recent.push_back((at, self.sampled));
+            while self
+                .recent
+                .front()
+                .is_some_and(|(then, _)| at.saturating_sub(*then) > WINDOW)
+            {
+                self.recent.pop_front();
+            }
+            for stack in &mut self.stacks {
+                stack.recent.push_back(stack.now);
+                while stack.recent.len() > self.recent.len() {
+                    stack.recent.pop_front();
+                }
+            }
+        }
+    }
+
+    /// From now on the difference to now is told.
+    pub fn set_baseline(&mut self, at: Duration) {
+        self.baseline = Some(at);
+        for stack in &mut self.stacks {
+            stack.mark = stack.now;
+        }
+    }
+
+    /// There is no baseline any more.
+    pub fn clear_baseline(&mut self) {
+        self.baseline = None;
+        for stack in &mut self.stacks {
+            stack.mark = Moment::default();
+        }
+    }
+
+    /// How things are.
+    #[must_use]
+    pub fn picture(&self, at: Duration) -> Picture {
+        let (begun, _) = self.recent.front().copied().unwrap_or_default();
+        let (lately, sampled) = self
+            .recent
+            .iter()
+            .rev()
+            .nth(1)
+            .or(self.recent.back())
+            .copied()
+            .unwrap_or_default();
+        let mut total = Amount::default();
+        let stacks = self.stacks.iter().enumerate().filter_map(|(number, stack)| {
+            let amount = self.amount(stack, at);
+            let is_of_interest = amount.live.samples > 0
+                || amount.allocated > 0.0
+                || amount.growth.value != 0.0
+                || amount.since.value != 0.0;
+            is_of_interest.then(|| {
+                total.add(&amount);
+                StackNow {
+                    number: number as u32,
+                    leaf: stack.leaf.clone(),
+                    thread: None,
+                    amount,
+                }
+            })
+        });
+        let stacks = stacks.collect();
+        let seconds = at.saturating_sub(lately).as_secs_f64();
+        Picture {
+            at,
+            stacks,
+            total,
+            period: self.period,
+            sampled: self.sampled,
+            samples_per_second: if seconds > 0.0 {
+                (self.sampled - sampled) as f64 / seconds
+            } else {
+                0.0
+            },
+            window: at.saturating_sub(begun).as_secs_f64(),
+            baseline: self.baseline,
+            course: Course {
+                heap: self.heap.values(&self.clock),
+                rss: self.rss.values(&self.clock),
+            },
+        }
+    }
+
+    fn amount(&self, stack: &Stack, at: Duration) -> Amount {
+        // A stack that came later had nothing at the beginning of the window.
+        let then = match stack.recent.front() {
+            Some(then) if stack.recent.len() >= self.recent.len() => *then,
+            _ => Moment::default(),
+        };
+        let since = if self.baseline.is_some() {
+            change(&stack.now, &stack.mark)
+        } else {
+            Bounded::default()
+        };
+        let objects_since = if self.baseline.is_some() {
+            stack.now.live.objects - stack.mark.live.objects
+        } else {
+            0.0
+        };
+        Amount {
+            live: stack.now.live,
+            growth: change(&stack.now, &then),
+            allocated: stack.now.allocated - then.allocated,
+            ages: stack.now.live.bytes * at.as_secs_f64() - stack.births / 1000.0,
+            since,
+            objects_since,
+        }
+    }
+
+    /// What was alive of these stacks together at evenly spaced moments until `until`, the last one last.
+    #[must_use]
+    pub fn past(&self, stacks: &[u32], until: Duration) -> Vec<f64> {
+        let mut sum = vec![0.0; self.clock.count_until(until)];
+        for number in stacks {
+            if let Some(stack) = self.stacks.get(*number as usize) {
+                stack.past.add_to(&mut sum);
+            }
+        }
+        sum
+    }
+
+    /// The frames of a stack, innermost first.
+    pub fn frames(&self, number: u32) -> impl Iterator<Item = &NamedFrame> {
+        let node = self.stacks.get(number as usize).map(|stack| stack.node);
+        self.tree.frames(node.unwrap_or_default())
+    }
+
+    /// The verdict on what was seen until `at`, or since the period was last raised.
+    pub fn judge(&mut self, at: Duration) -> Report {
+        let begun = micros(self.tracker_begun);
+        let memory: Vec<_> = self
+            .memory
+            .iter()
+            .map(|(then, sample)| (then.saturating_sub(begun), *sample))
+            .collect();
+        let facts = Known {
+            tree: &self.tree,
+            stacks: &self.stacks,
+            memory: &memory,
+        };
+        let elapsed = at.saturating_sub(self.tracker_begun);
+        judge(&mut self.tracker, elapsed, &facts, self.limit)
+    }
+}
+
+fn micros(at: Duration) -> u64 {
+    u64::try_from(at.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// What has changed from `then` to `now`. The samples alive at both moments cancel out: the variance is at most that of
+/// what came and went meanwhile, and at most that of both together.
+fn change(now: &Moment, then: &Moment) -> Bounded {
+    let both = now.live.variance + then.live.variance;
+    Bounded {
+        value: now.live.bytes - then.live.bytes,
+        variance: both.min(now.churn - then.churn).max(0.0),
+    }
+}
+
+/// The frames of a stack, outermost first.
+fn stack_frames<'a>(tree: &'a Tree, stacks: &[Stack], number: u32) -> Vec<StackFrame<'a>> {
+    let node = stacks.get(number as usize).map(|stack| stack.node);
+    let frame = |frame: &'a NamedFrame| StackFrame {
+        file: Cow::Borrowed(&*frame.file),
+        line: frame.line,
+        function: Some(&*frame.function),
+    };
+    let mut frames: Vec<_> = tree.frames(node.unwrap_or_default()).map(frame).collect();
+    frames.reverse();
+    frames
+}
+
+/// What the verdict asks for.
+struct Known<'a> {
+    tree: &'a Tree,
+    stacks: &'a [Stack],
+    memory: &'a [(u64, MemorySample)],
+}
+
+impl Facts for Known<'_> {
+    fn frames(&self, trace: u32) -> Vec<StackFrame<'_>> {
+        stack_frames(self.tree, self.stacks, trace)
+    }
+
+    fn origin(&self, _: u32) -> (Option<String>, Option<String>) {
+        (None, None)
+    }
+
+    fn births(&self, _: u32) -> Option<&[(u64, u64)]> {
+        None
+    }
+
+    fn memory(&self) -> &[(u64, MemorySample)] {
+        self.memory
+    }
+}
+
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod tests;
