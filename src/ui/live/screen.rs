@@ -10,7 +10,6 @@ use super::watch::{Picture, Watch};
 use crate::collect::recorder::{Saved, losses};
 use crate::collect::resolve;
 use crate::profile::names::{ProfileNames, SuffixStyle};
-use crate::report::human::Human;
 use crate::report::info::describe_losses;
 use crate::report::leaks::Report;
 use crate::ui::cli::recording::{Front, Recording, facts};
@@ -277,8 +276,7 @@ impl Front for Screen {
 
     fn turn(&mut self, recording: &mut Recording) -> bool {
         if self.terminal.has_continued() {
-            let text = format!("gone on after {}", Human(recording.recorder.elapsed()));
-            self.say(text);
+            self.say("continued; what did not fit into the buffer meanwhile was lost, and is counted".to_owned());
         }
         if let Some(event) = self.waiting.take() {
             self.event(event, recording);

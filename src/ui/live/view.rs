@@ -135,7 +135,7 @@ impl Page<'_, '_, '_> {
         let header = self.view.header;
         let start = format!("pyheap  PID {}  Python {}  ", header.pid, fit(&header.python, 20));
         let end = if state.is_paused { "  PAUSED" } else { "" };
-        let room = self.columns().saturating_sub(start.len() + end.len());
+        let room = self.columns().saturating_sub(width(&start) + end.len());
         let command = fit(&header.command, room);
         let gap = " ".repeat(room.saturating_sub(width(&command)));
         self.line(Line::from(vec![

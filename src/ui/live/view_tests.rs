@@ -204,7 +204,7 @@ fn a_large_screen_has_all_columns_and_source_lines() {
 #[test]
 fn keys_change_what_is_shown() {
     let header = header();
-    let mut show = |keys: &str| screen(&mut watch(APP), (80, 24), keys, &header).0;
+    let show = |keys: &str| screen(&mut watch(APP), (80, 24), keys, &header).0;
     assert!(show("r")[7].contains("table.py"));
     assert_eq!(show("5")[6], "      LIVE     ± 95 %  ▾AGE   SITE");
     assert!(
