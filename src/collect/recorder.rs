@@ -527,6 +527,7 @@ impl Recorder {
         self.tell(Write::End(elapsed, reason.clone()));
         self.to_writer = None;
         let written = self.writer.take().and_then(|w| w.join().ok()).unwrap_or_default();
+        let saved = self.saved();
         Outcome {
             elapsed,
             events: written.events,
@@ -534,7 +535,7 @@ impl Recorder {
             counters: self.last_counters,
             losses: self.written_losses,
             names: written.names,
-            saved: self.saved(),
+            saved,
         }
     }
 }
