@@ -9,6 +9,7 @@ use pyheap::collect::threads::Threads;
 use pyheap::frames::Layout;
 use pyheap_injector::{ProcessMemory, RemoteAddr};
 use pyheap_protocol::record::{Alloc, Free, Head, Stack, kind};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -71,10 +72,10 @@ fn samples(chunk: u64) -> Vec<u8> {
 fn main() {
     let layout = Layout::of_minor(12).expect("a known version");
     let memory = ProcessMemory::new(0);
-    let names = Names::new(layout, memory);
+    let names = Names::new(layout, memory, 1 << 14, 1 << 15);
     let threads = Threads::of(memory, RemoteAddr::NULL, layout, None);
     let live = Arc::new(Mutex::new(Live::new(131_072)));
-    let resolver = Resolver::new(names, threads, Arc::clone(&live), 7);
+    let resolver = Resolver::new(names, threads, Arc::clone(&live), 7, 1 << 19);
     let (send, chunks) = bounded(CHUNKS as usize + 1);
     let at = Duration::ZERO;
     send.send(Chunk::Records { at, bytes: stacks() })
@@ -85,7 +86,7 @@ fn main() {
     }
     drop(send);
     let start = Instant::now();
-    resolver.run(&chunks, |_| true);
+    resolver.run(&chunks, |_| true, &AtomicU64::new(0), &AtomicBool::new(false));
     let each = start.elapsed().as_secs_f64() / (CHUNKS * SAMPLES) as f64;
     let samples = pyheap::collect::resolve::lock(&live).sampled;
     assert_eq!(samples, CHUNKS * SAMPLES);

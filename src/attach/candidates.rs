@@ -5,9 +5,9 @@
 //! never listed: a script that runs pyheap waits for it.
 
 use super::elf::ElfFile;
-use super::module::open_regular;
 use super::preflight;
 use super::process::{self, Facts, MemoryUse};
+use super::rooted::open_regular;
 use crate::frames::PyVersion;
 use procfs::process::Process;
 use std::time::Duration;

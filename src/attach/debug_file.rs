@@ -9,7 +9,8 @@
 //! file that others may write is not read. Failures to write it are nobody's concern.
 
 use super::elf::ElfFile;
-use super::module::{Module, open_regular};
+use super::module::Module;
+use super::rooted::{open_in_root, open_regular};
 use crate::frames::{Build, Layout};
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -38,10 +39,19 @@ pub fn find(module: &Module, pid: i32) -> Option<ElfFile> {
         names.push(folder.join(".debug").join(&link));
         names.push(Path::new("usr/lib/debug").join(folder).join(&link));
     }
-    let roots = [PathBuf::from(format!("/proc/{pid}/root")), PathBuf::from("/")];
-    let paths = roots.iter().flat_map(|root| names.iter().map(|name| root.join(name)));
-    paths
-        .filter_map(|path| ElfFile::open(open_regular(&path).ok()?).ok())
+    let theirs = names.iter().map(|name| open_in_root(pid, name));
+    // In our own root such a file counts if it is root's: what others may write there is not for us.
+    let ours = names.iter().map(|name| {
+        let file = open_regular(&Path::new("/").join(name))?;
+        let facts = file.metadata()?;
+        let is_root_only = facts.uid() == 0 && facts.mode() & 0o022 == 0;
+        is_root_only
+            .then_some(file)
+            .ok_or_else(|| std::io::ErrorKind::PermissionDenied.into())
+    });
+    theirs
+        .chain(ours)
+        .filter_map(|file: std::io::Result<_>| ElfFile::open(file.ok()?).ok())
         .find(|file| file.build_id().as_deref() == Some(id.as_str()))
 }
 

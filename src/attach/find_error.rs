@@ -156,7 +156,7 @@ fn number_after(text: &str, prefix: &str) -> Option<String> {
 fn banner(pid: i32, text: &str) -> Option<String> {
     use std::io::Read as _;
     const MAX_PROGRAM_BYTES: u64 = 8 << 20;
-    let file = super::module::open_regular(Path::new(&format!("/proc/{pid}/exe"))).ok()?;
+    let file = super::rooted::open_regular(Path::new(&format!("/proc/{pid}/exe"))).ok()?;
     let mut bytes = Vec::new();
     file.take(MAX_PROGRAM_BYTES).read_to_end(&mut bytes).ok()?;
     let mut places = bytes.windows(text.len()).enumerate();

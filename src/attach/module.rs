@@ -7,13 +7,13 @@
 
 use super::elf::{ElfError, ElfFile, in_memory};
 use super::process::printable;
+use super::rooted::{open_in_root, open_regular, open_without_links};
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, MemoryMaps};
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Addresses of files are multiples of this on x86-64.
@@ -110,24 +110,23 @@ impl MappedFile {
     /// # Errors
     /// When it cannot be opened, is no ELF file of ours, or is not what is in memory.
     pub fn open(&self, pid: i32) -> Result<Module, ModuleError> {
-        let by_name =
-            PathBuf::from(format!("/proc/{pid}/root")).join(self.path.strip_prefix("/").unwrap_or(&self.path));
-        // A process in a chroot: paths in maps begin at our root then, not at its.
-        let by_own_name = self.path.clone();
         let by_mapping = self.ranges.iter().map(|(range, _)| {
             let link = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
-            PathBuf::from(link)
+            open_regular(Path::new(&link))
         });
-        let by_exe = PathBuf::from(format!("/proc/{pid}/exe"));
-        let mut ways = Vec::new();
+        let mut ways: Vec<Box<dyn Iterator<Item = io::Result<File>> + '_>> = Vec::new();
         if !self.deleted {
-            ways.extend([by_name, by_own_name]);
+            ways.push(Box::new(std::iter::once_with(|| open_in_root(pid, &self.path))));
+            // A process in a chroot: paths in maps begin at our root then, not at its.
+            ways.push(Box::new(std::iter::once_with(|| open_without_links(&self.path))));
         }
-        ways.extend(by_mapping.take(1));
-        ways.push(by_exe);
+        ways.push(Box::new(by_mapping.take(1)));
+        ways.push(Box::new(std::iter::once_with(|| {
+            open_regular(Path::new(&format!("/proc/{pid}/exe")))
+        })));
         let mut first_error = None;
-        for way in ways {
-            match self.open_at(&ProcessMemory::new(pid), &way) {
+        for file in ways.into_iter().flatten() {
+            match self.opened(&ProcessMemory::new(pid), file) {
                 Ok(module) => return Ok(module),
                 Err(error) => first_error = first_error.or(Some(error)),
             }
@@ -159,7 +158,11 @@ impl MappedFile {
     /// # Errors
     /// When it cannot be opened, is no ELF file of ours, or is not what is in memory.
     pub fn open_at(&self, mem: &impl RemoteMemory, way: &Path) -> Result<Module, ModuleError> {
-        let elf = ElfFile::open(open_regular(way).map_err(ElfError::from)?)?;
+        self.opened(mem, open_regular(way))
+    }
+
+    fn opened(&self, mem: &impl RemoteMemory, file: io::Result<File>) -> Result<Module, ModuleError> {
+        let elf = ElfFile::open(file.map_err(ElfError::from)?)?;
         let bias = self.load_bias(&elf).ok_or(ModuleError::NotMapped)?;
         if let Some((address, bytes)) = elf.first_page()? {
             let start = RemoteAddr(address.wrapping_add(bias));
@@ -195,23 +198,6 @@ impl MappedFile {
             .filter(|(_, offset)| *offset == page(first.file_offset))
             .map(|(range, _)| range.start.wrapping_sub(page(first.address)))
             .find(|bias| fits(*bias))
-    }
-}
-
-/// Opens a file that the target may have replaced meanwhile: by a FIFO that would block us, or a device that would act.
-///
-/// # Errors
-/// When it is no regular file, or cannot be opened.
-pub fn open_regular(path: &Path) -> io::Result<File> {
-    let refuse = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
-    if !path.is_absolute() || !std::fs::metadata(path)?.is_file() {
-        return Err(refuse());
-    }
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    if file.metadata()?.is_file() {
-        Ok(file)
-    } else {
-        Err(refuse())
     }
 }
 

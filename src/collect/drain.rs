@@ -10,7 +10,8 @@ use pyheap_protocol::table::Entry;
 use pyheap_protocol::{record, ring};
 use std::collections::HashSet;
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -24,6 +25,11 @@ const CALM_SHARE: u64 = 64;
 const RECONCILE: Duration = Duration::from_millis(200);
 /// The ring is looked at again at once when this share of it was full.
 const BUSY_SHARE: u64 = 4;
+/// Most bytes that may wait for the resolver, rings of more than this size excepted. A target that scribbles over its ring
+/// can offer gigabytes a second.
+const MOST_WAITING: u64 = 16 << 20;
+/// The table is copied in pieces of so many entries, and only the live ones are kept.
+const PIECE: u64 = 16 << 10;
 
 /// What the resolver gets.
 #[derive(Debug)]
@@ -64,8 +70,20 @@ pub enum Chunk {
     },
 }
 
+impl Chunk {
+    /// How much memory it takes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Records { bytes, .. } => bytes.len() as u64,
+            Self::Table { live, .. } => (live.len() * size_of::<Entry>()) as u64,
+            Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. } => 0,
+        }
+    }
+}
+
 /// Addresses of what the drain reads.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Drain {
     memory: ProcessMemory,
     head: RemoteAddr,
@@ -81,6 +99,7 @@ pub struct Drain {
     seen: Counters,
     reconciled: Option<Instant>,
     started: Instant,
+    waiting: Arc<AtomicU64>,
 }
 
 /// Why draining ended.
@@ -114,7 +133,14 @@ impl Drain {
             seen: Counters::default(),
             reconciled: None,
             started,
+            waiting: Arc::default(),
         }
+    }
+
+    /// The bytes that have been sent: who takes a chunk subtracts its [`Chunk::bytes`].
+    #[must_use]
+    pub fn waiting(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.waiting)
     }
 
     /// Drains until `stop` is set, then once more to the end.
@@ -123,7 +149,7 @@ impl Drain {
         loop {
             let stopping = stop.load(Ordering::Acquire);
             // A resolver that is behind leaves the rest in the ring: that is what the ring is for.
-            let full = out.is_full() && !stopping;
+            let full = !stopping && (out.is_full() || self.waiting.load(Ordering::Acquire) > MOST_WAITING);
             if !full {
                 match self.round(out, stopping) {
                     Ok(bytes) if bytes > self.ring_len / BUSY_SHARE && !stopping => continue,
@@ -145,7 +171,7 @@ impl Drain {
         let head = self.memory.read_u64(self.head).map_err(Ended::Gone)?;
         let bytes = self.take(head)?;
         let found = bytes.len() as u64;
-        send(out, Chunk::Records { at, bytes })?;
+        self.send(out, Chunk::Records { at, bytes })?;
         let counters = self.read_counters().map_err(Ended::Gone)?;
         let lost = |c: &Counters| (c.lost_allocs, c.lost_frees, c.dropped_frees);
         let due = last || self.reconciled.is_none_or(|then| then.elapsed() >= RECONCILE);
@@ -204,13 +230,15 @@ impl Drain {
             .read_u64(self.slab_used)
             .map_err(Ended::Gone)?
             .min(self.slab_entries);
-        let len = used as usize * size_of::<Entry>();
-        let bytes = self.memory.read_vec(RemoteAddr(self.slab), len).map_err(Ended::Gone)?;
-        let live = bytes
-            .chunks_exact(size_of::<Entry>())
-            .filter_map(|bytes| Entry::read_from_bytes(bytes).ok())
-            .filter(Entry::is_live)
-            .collect();
+        let mut live = Vec::new();
+        for first in (0..used).step_by(PIECE as usize) {
+            let len = PIECE.min(used - first) as usize * size_of::<Entry>();
+            let at = RemoteAddr(self.slab + first * size_of::<Entry>() as u64);
+            let bytes = self.memory.read_vec(at, len).map_err(Ended::Gone)?;
+            let entries = bytes.chunks_exact(size_of::<Entry>());
+            let entries = entries.filter_map(|bytes| Entry::read_from_bytes(bytes).ok());
+            live.extend(entries.filter(Entry::is_live));
+        }
         let at = self.started.elapsed();
         let head = self.memory.read_u64(self.head).map_err(Ended::Gone)?;
         let bytes = self.take(head)?;
@@ -224,28 +252,27 @@ impl Drain {
             }
             rest = more;
         }
-        send(
-            out,
-            Chunk::Table {
-                at,
-                live,
-                coming,
-                going,
-                last_id,
-            },
-        )?;
-        send(out, Chunk::Records { at, bytes })
+        let table = Chunk::Table {
+            at,
+            live,
+            coming,
+            going,
+            last_id,
+        };
+        self.send(out, table)?;
+        self.send(out, Chunk::Records { at, bytes })
     }
-}
 
-/// Sends, waiting if it must: the caller has looked that there is room, but a round may send several.
-fn send(out: &Sender<Chunk>, chunk: Chunk) -> Result<(), Ended> {
-    if matches!(&chunk, Chunk::Records { bytes, .. } if bytes.is_empty()) {
-        return Ok(());
-    }
-    match out.try_send(chunk) {
-        Ok(()) => Ok(()),
-        Err(TrySendError::Full(chunk)) => out.send(chunk).map_err(|_| Ended::Asked),
-        Err(TrySendError::Disconnected(_)) => Err(Ended::Asked),
+    /// Sends, waiting if it must: the caller has looked that there is room, but a round may send several.
+    fn send(&self, out: &Sender<Chunk>, chunk: Chunk) -> Result<(), Ended> {
+        if matches!(&chunk, Chunk::Records { bytes, .. } if bytes.is_empty()) {
+            return Ok(());
+        }
+        self.waiting.fetch_add(chunk.bytes(), Ordering::AcqRel);
+        match out.try_send(chunk) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(chunk)) => out.send(chunk).map_err(|_| Ended::Asked),
+            Err(TrySendError::Disconnected(_)) => Err(Ended::Asked),
+        }
     }
 }

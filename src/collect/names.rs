@@ -17,20 +17,41 @@ pub const NOT_KEPT: &str = "<one of too many different stacks>";
 /// Shown for a code object that could not be read.
 const UNREADABLE: &str = "<unreadable code object>";
 
+/// Shown for a code object that there was no memory to keep.
+const TOO_MANY_NAMES: &str = "<one of too many names>";
+/// Most bytes of names that are kept. A large program has a few MiB of them.
+const MAX_NAME_BYTES: usize = 24 << 20;
+/// Most bytes of line tables that are kept, in each generation.
+const MAX_CODE_BYTES: usize = 16 << 20;
+
 /// What the shim has announced, by id, in two generations: it forgets all of a kind at once and says so, and an id of the
 /// generation before last never comes again.
 #[derive(Debug)]
 struct Generations<T> {
     now: HashMap<u64, T>,
     before: HashMap<u64, T>,
+    /// Most that the shim can announce before it forgets.
+    most: usize,
 }
 
 impl<T> Generations<T> {
-    fn new() -> Self {
+    fn new(most: u64) -> Self {
         Self {
             now: HashMap::new(),
             before: HashMap::new(),
+            most: usize::try_from(most).unwrap_or(usize::MAX),
         }
+    }
+
+    /// True if older ones were forgotten. The shim has forgotten them when there are more than it has room for; its word about
+    /// that was lost.
+    fn insert(&mut self, id: u64, what: T) -> bool {
+        let full = self.now.len() >= self.most;
+        if full {
+            self.forget();
+        }
+        self.now.insert(id, what);
+        full
     }
 
     fn get(&self, id: u64) -> Option<&T> {
@@ -51,6 +72,10 @@ pub struct Names {
     stacks: Generations<StackNode>,
     /// Equal strings share memory.
     strings: HashSet<Arc<str>>,
+    /// Their bytes.
+    string_bytes: usize,
+    /// Bytes of line tables in this generation.
+    code_bytes: usize,
     /// All stacks.
     pub tree: Tree,
     /// Frames whose code object was unknown or unreadable.
@@ -67,28 +92,41 @@ struct Code {
 }
 
 impl Names {
-    /// For a target with this layout; `memory` serves code objects too large for the ring.
+    /// For a target with this layout; `memory` serves code objects too large for the ring. The shim's tables have room for
+    /// `codes` and `stacks`.
     #[must_use]
-    pub fn new(layout: Layout, memory: ProcessMemory) -> Self {
+    pub fn new(layout: Layout, memory: ProcessMemory, codes: u64, stacks: u64) -> Self {
         Self {
             layout,
             memory,
-            codes: Generations::new(),
-            stacks: Generations::new(),
+            codes: Generations::new(codes),
+            stacks: Generations::new(stacks),
             strings: HashSet::new(),
+            string_bytes: 0,
+            code_bytes: 0,
             tree: Tree::default(),
             unresolved: 0,
             not_kept: 0,
         }
     }
 
-    fn string(&mut self, text: &str) -> Arc<str> {
+    /// `None` when there is no room for it.
+    fn string(&mut self, text: &str) -> Option<Arc<str>> {
         if let Some(known) = self.strings.get(text) {
-            return Arc::clone(known);
+            return Some(Arc::clone(known));
+        }
+        if self.string_bytes + text.len() > MAX_NAME_BYTES {
+            // Names that nothing refers to any more make room: short-lived code objects.
+            self.strings.retain(|known| Arc::strong_count(known) > 1);
+            self.string_bytes = self.strings.iter().map(|known| known.len()).sum();
+            if self.string_bytes + text.len() > MAX_NAME_BYTES / 2 {
+                return None;
+            }
         }
         let new: Arc<str> = Arc::from(text);
+        self.string_bytes += new.len();
         self.strings.insert(Arc::clone(&new));
-        new
+        Some(new)
     }
 
     /// Takes a FORGET record; true if stacks are forgotten.
@@ -96,6 +134,7 @@ impl Names {
         let (codes, stacks) = (what & 1 != 0, what & 2 != 0);
         if codes {
             self.codes.forget();
+            self.code_bytes = 0;
         }
         if stacks {
             self.stacks.forget();
@@ -103,19 +142,32 @@ impl Names {
         stacks
     }
 
-    /// Takes a CODE record. A damaged one gives an unreadable code object.
-    pub fn code(&mut self, bytes: &[u8]) {
+    /// Takes a CODE record. A damaged one gives an unreadable code object. False if no shim can have written it.
+    #[must_use]
+    pub fn code(&mut self, bytes: &[u8]) -> bool {
         let Ok((record, rest)) = record::Code::read_from_prefix(bytes) else {
-            return;
+            return false;
         };
         let info = self.read_code(&record, rest);
-        let code = info.map(|info| {
-            let file = self.string(&info.filename);
-            let function = self.string(info.display_name());
-            Arc::new(Code { info, file, function })
-        });
+        let code = info.map(|info| self.keep_code(info));
         self.codes.now.remove(&record.replaces);
-        self.codes.now.insert(record.id, code);
+        if self.codes.insert(record.id, code) {
+            self.code_bytes = 0;
+        }
+        true
+    }
+
+    fn keep_code(&mut self, mut info: CodeInfo) -> Arc<Code> {
+        let names = self.string(&info.filename).zip(self.string(info.display_name()));
+        self.code_bytes += info.line_table.bytes();
+        if names.is_none() || self.code_bytes > MAX_CODE_BYTES {
+            self.not_kept += 1;
+            info.line_table.clear();
+        }
+        // They are kept once, shared with all others of the same name.
+        (info.filename, info.name, info.qualname) = Default::default();
+        let (file, function) = names.unwrap_or_else(|| (Arc::from(TOO_MANY_NAMES), Arc::from(TOO_MANY_NAMES)));
+        Arc::new(Code { info, file, function })
     }
 
     fn read_code(&self, record: &record::Code, mut rest: &[u8]) -> Option<CodeInfo> {
@@ -142,10 +194,11 @@ impl Names {
         read.filter(same).or(Some(copied))
     }
 
-    /// Takes a STACK record.
-    pub fn stack(&mut self, bytes: &[u8]) {
+    /// Takes a STACK record. Gives whether older stacks were forgotten for it, or `None` if no shim can have written it.
+    #[must_use]
+    pub fn stack(&mut self, bytes: &[u8]) -> Option<bool> {
         let Ok((record, frames)) = record::Stack::read_from_prefix(bytes) else {
-            return;
+            return None;
         };
         let (cut_middle, cut_end) = (record.head.flags & 1 != 0, record.head.flags & 2 != 0);
         let mut named: Vec<NamedFrame> = Vec::new();
@@ -164,16 +217,14 @@ impl Names {
             named.push(self.marker(NO_PYTHON));
         }
         let node = self.insert(&named);
-        self.stacks.now.insert(record.id, node);
+        Some(self.stacks.insert(record.id, node))
     }
 
     fn insert(&mut self, frames: &[NamedFrame]) -> StackNode {
-        if let Some(node) = self.tree.insert(frames) {
-            return node;
+        match self.tree.insert(frames) {
+            Some(node) => node,
+            None => self.too_many(),
         }
-        self.not_kept += 1;
-        let marker = self.marker(NOT_KEPT);
-        self.tree.insert(&[marker]).unwrap_or_default()
     }
 
     fn frame(&mut self, code: u64, instruction: i32, innermost: bool) -> Option<NamedFrame> {
@@ -194,7 +245,7 @@ impl Names {
     }
 
     fn marker(&mut self, text: &str) -> NamedFrame {
-        let text = self.string(text);
+        let text = self.string(text).unwrap_or_else(|| Arc::from(text));
         NamedFrame {
             file: Arc::clone(&text),
             line: 0,
@@ -202,12 +253,22 @@ impl Names {
         }
     }
 
-    /// The stack with this id; the marker for a lost one if it is not known.
-    pub fn named(&mut self, stack: u64) -> StackNode {
-        if let Some(&known) = self.stacks.get(stack) {
-            return known;
-        }
+    /// The stack with this id, if it is known.
+    #[must_use]
+    pub fn named(&self, stack: u64) -> Option<StackNode> {
+        self.stacks.get(stack).copied()
+    }
+
+    /// The stack that stands for those whose record was lost.
+    pub fn lost(&mut self) -> StackNode {
         let marker = self.marker(LOST);
         self.insert(&[marker])
+    }
+
+    /// The stack that stands for those that there was no memory to keep.
+    pub fn too_many(&mut self) -> StackNode {
+        self.not_kept += 1;
+        let marker = self.marker(NOT_KEPT);
+        self.tree.insert(&[marker]).unwrap_or_default()
     }
 }

@@ -11,6 +11,7 @@ use super::threads::Threads;
 use super::tree::NamedFrame;
 use super::types::Looker;
 use crate::attach::interpreter::Phase;
+use crate::attach::privileges;
 use crate::attach::session::{self, Session};
 use crate::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use crate::profile::names::ProfileNames;
@@ -29,8 +30,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Chunks that may wait for the resolver, and batches for the writer.
+/// Chunks that may wait for the resolver; their bytes are limited as well.
 const QUEUE: usize = 256;
+/// Batches that may wait for the writer: each is made of one chunk.
+const BATCHES: usize = 16;
 /// The files are brought up to date this often.
 const FLUSH: Duration = Duration::from_millis(500);
 /// Buffered bytes at which the writer does not wait for that.
@@ -77,7 +80,9 @@ impl Stop {
             Self::TargetReplaced => "the target has become another program (exec)".to_owned(),
             Self::WriteFailed(error) => format!("the files cannot be written: {error}"),
             Self::ShutDown => "the interpreter has been shut down".to_owned(),
-            Self::Damaged => "the target's records are damaged".to_owned(),
+            Self::Damaged => {
+                "the ring in the target is corrupt: the target, or a library in it, has written over it".to_owned()
+            }
             Self::HooksLost => {
                 "another tool (tracemalloc, for example) has taken our hooks out of the allocators".to_owned()
             }
@@ -150,7 +155,9 @@ pub struct Recorder {
     failed: Arc<Mutex<Option<String>>>,
     saved: Arc<Mutex<Saved>>,
     drain: Option<JoinHandle<drain::Ended>>,
-    resolver: Option<JoinHandle<bool>>,
+    resolver: Option<JoinHandle<()>>,
+    /// The resolver has met what no shim can have written.
+    damaged: Arc<AtomicBool>,
     writer: Option<JoinHandle<Written>>,
     looker: Option<JoinHandle<Looker>>,
     stop_looking: Arc<AtomicBool>,
@@ -194,15 +201,26 @@ impl Recorder {
         started: Instant,
         mut tap: Tap,
     ) -> std::io::Result<Self> {
+        // From here on what is read is the target's.
+        privileges::drop_unneeded();
         let live = Arc::new(Mutex::new(Live::new(session.period())));
         let stop = Arc::new(AtomicBool::new(false));
         let failed = Arc::new(Mutex::new(None));
         let saved = Arc::new(Mutex::new(Saved::default()));
         let (to_resolver, chunks) = bounded(QUEUE);
-        let (to_writer, messages) = bounded::<Write>(QUEUE);
+        let (to_writer, messages) = bounded::<Write>(BATCHES);
         let drain = Drain::new(session, started);
-        let names = Names::new(session.target.interpreter.layout, session.memory());
-        let resolver = Resolver::new(names, Threads::new(session), Arc::clone(&live), limits.domains);
+        let places = session.places();
+        let layout = session.target.interpreter.layout;
+        let names = Names::new(layout, session.memory(), places.codes_len, places.stacks_len);
+        let resolver = Resolver::new(
+            names,
+            Threads::new(session),
+            Arc::clone(&live),
+            limits.domains,
+            places.slab_entries,
+        );
+        let (waiting, damaged) = (drain.waiting(), Arc::new(AtomicBool::new(false)));
         let drain = {
             let stop = Arc::clone(&stop);
             let to_resolver = to_resolver.clone();
@@ -216,9 +234,10 @@ impl Recorder {
                 tap(&events);
                 out.send(Write::Events(events)).is_ok()
             };
+            let damaged = Arc::clone(&damaged);
             std::thread::Builder::new()
                 .name("resolve".into())
-                .spawn(move || resolver.run(&chunks, send))?
+                .spawn(move || resolver.run(&chunks, send, &waiting, &damaged))?
         };
         let writer = {
             let writer = Writer {
@@ -250,6 +269,7 @@ impl Recorder {
             stop,
             failed,
             saved,
+            damaged,
             drain: Some(drain),
             resolver: Some(resolver),
             writer: Some(writer),
@@ -290,11 +310,12 @@ impl Recorder {
         if !session.target.facts.id.is_alive() {
             return Some(Stop::TargetGone);
         }
-        if self.drain.as_ref().is_some_and(JoinHandle::is_finished) {
+        let damaged = self.damaged.load(Ordering::Acquire);
+        if damaged || self.drain.as_ref().is_some_and(JoinHandle::is_finished) {
             let region = session.memory().read_array::<16>(RemoteAddr(session.identity().base));
             return Some(match region {
                 _ if session::is_replaced(session) => Stop::TargetReplaced,
-                // It is there, and still the drain has given up.
+                // It is there, and still drain or resolver have given up.
                 Ok(_) => Stop::Damaged,
                 // Its memory is gone already, though it still counts as alive.
                 Err(_) => Stop::TargetGone,
@@ -559,13 +580,19 @@ pub fn losses(counters: &Counters, live: &Live) -> Losses {
     let in_gaps = |counted: f64, late: f64| (counted - late).max(0.0).round() as u64;
     let gap_objects = counters.gap_objects as f64 / GAP_UNIT as f64;
     let named = [
-        ("events_lost_ring_full", counters.lost_allocs + counters.lost_frees),
+        (
+            "events_lost_ring_full",
+            counters.lost_allocs.saturating_add(counters.lost_frees),
+        ),
         ("stacks_lost_ring_full", counters.lost_stacks),
         ("samples_lost_lock_busy", counters.contended),
         ("samples_lost_in_signal_handler", counters.nested),
         ("samples_lost_table_full", counters.table_full),
         ("samples_not_proven", counters.unproven),
-        ("frees_missed", counters.missed_frees + counters.dropped_frees),
+        (
+            "frees_missed",
+            counters.missed_frees.saturating_add(counters.dropped_frees),
+        ),
         ("bytes_in_lost_samples", counters.lost_bytes),
         (
             "bytes_allocated_in_gaps",

@@ -11,6 +11,7 @@ use crossbeam_channel::Receiver;
 use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::ring;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::FromBytes;
@@ -90,6 +91,10 @@ const MAX_APART: u32 = 64;
 /// A trace is written with its whole stack, so that of the next thread repeats it. At most so many frames are repeated: some
 /// 15 MB in the files.
 const MAX_FRAMES_AGAIN: usize = 256 << 10;
+/// Most traces that are kept, some 150 bytes each, the writer's part included.
+const MAX_TRACES: usize = 7 << 15;
+/// User space of x86-64 and aarch64 ends here: no block is larger.
+const MOST_BYTES: u64 = 1 << 52;
 
 /// Interns traces and keeps the live model.
 #[derive(Debug)]
@@ -108,6 +113,10 @@ pub struct Resolver {
     dead: HashSet<u64>,
     /// Bit per allocator domain that is wanted.
     domains: u8,
+    /// The periods under which samples were asked for: others no shim can have written.
+    periods: Vec<u64>,
+    /// Most samples that can be live: what the shim's table holds, and what is freed while records of frees are lost.
+    most: usize,
 }
 
 /// Locks the model; a thread that panicked while it held the lock leaves numbers, not broken pointers.
@@ -116,10 +125,13 @@ pub fn lock(live: &Mutex<Live>) -> MutexGuard<'_, Live> {
 }
 
 impl Resolver {
-    /// Resolves into `live` what is of the wanted `domains` (a bit each).
+    /// Resolves into `live` what is of the wanted `domains` (a bit each). The shim's table holds `most_live` samples.
     #[must_use]
-    pub fn new(names: Names, threads: Threads, live: Arc<Mutex<Live>>, domains: u8) -> Self {
+    pub fn new(names: Names, threads: Threads, live: Arc<Mutex<Live>>, domains: u8, most_live: u64) -> Self {
+        let period = lock(&live).period();
         Self {
+            periods: vec![period],
+            most: usize::try_from(most_live.saturating_add(most_live / 2)).unwrap_or(usize::MAX),
             names,
             threads,
             live,
@@ -132,64 +144,22 @@ impl Resolver {
         }
     }
 
-    /// Works until the drain has ended, handing events to `send` until that says no; false if something in the records
-    /// made no sense.
-    pub fn run(mut self, chunks: &Receiver<Chunk>, mut send: impl FnMut(Vec<Event>) -> bool) -> bool {
-        let mut sane = true;
+    /// Works until the drain has ended, handing events to `send` until that says no. Takes the bytes of each chunk off `waiting`
+    /// afterwards. When something makes no sense it says so in `damaged`, and what comes later is not looked at.
+    pub fn run(
+        mut self,
+        chunks: &Receiver<Chunk>,
+        mut send: impl FnMut(Vec<Event>) -> bool,
+        waiting: &AtomicU64,
+        damaged: &AtomicBool,
+    ) {
         for chunk in chunks {
+            let bytes = chunk.bytes();
             let mut events = Vec::new();
-            match chunk {
-                Chunk::Records { at, bytes } => sane &= self.records(at, &bytes, &mut events),
-                Chunk::Table {
-                    at,
-                    live,
-                    coming,
-                    going,
-                    last_id,
-                } => {
-                    let shared = Arc::clone(&self.live);
-                    let mut model = lock(&shared);
-                    let present: HashSet<u64> = live.iter().map(|entry| entry.id).collect();
-                    let gone: Vec<u64> = model
-                        .ids()
-                        .filter(|id| !present.contains(id) && !going.contains(id))
-                        .collect();
-                    for id in gone {
-                        free(&mut model, at, id, &mut events);
-                    }
-                    let dead = |id: &u64| *id <= last_id && !present.contains(id) && !going.contains(id);
-                    self.dead = coming.iter().copied().filter(dead).collect();
-                    for entry in live.iter().filter(|entry| !coming.contains(&entry.id)) {
-                        let domain = (entry.domain & 3) as u8;
-                        if !model.contains(entry.id)
-                            && self.wants(domain)
-                            && model.keeps(entry.id, entry.size, entry.period)
-                        {
-                            let trace = self.trace(&mut model, entry.stack, domain, entry.thread, &mut events);
-                            let sample = Sample {
-                                trace,
-                                size: entry.size,
-                                period: entry.period,
-                                born: millis(at),
-                                address: entry.address,
-                                kind: Kind::of_domain(domain),
-                            };
-                            model.note_late(entry.size);
-                            alloc(&mut model, at, entry.id, sample, &mut events);
-                        }
-                    }
-                }
-                Chunk::Period { at, period } => self.raise(at, period, &mut events),
-                Chunk::Save(request) => {
-                    let at = request.at;
-                    events.push(Event::Save(request));
-                    self.say_again(at, &lock(&Arc::clone(&self.live)), &mut events);
-                }
-                Chunk::SaveEnds { at } => {
-                    let births = lock(&self.live).births();
-                    events.push(Event::SaveEnds { at, births });
-                }
+            if !damaged.load(Ordering::Relaxed) && !self.chunk(chunk, &mut events) {
+                damaged.store(true, Ordering::Release);
             }
+            waiting.fetch_sub(bytes, Ordering::AcqRel);
             self.threads.look(&mut events);
             {
                 let mut live = lock(&self.live);
@@ -200,7 +170,71 @@ impl Resolver {
                 break;
             }
         }
-        sane
+    }
+
+    /// Takes one chunk; false if it makes no sense.
+    fn chunk(&mut self, chunk: Chunk, events: &mut Vec<Event>) -> bool {
+        match chunk {
+            Chunk::Records { at, bytes } => return self.records(at, &bytes, events),
+            Chunk::Table {
+                at,
+                live,
+                coming,
+                going,
+                last_id,
+            } => {
+                let shared = Arc::clone(&self.live);
+                let mut model = lock(&shared);
+                let present: HashSet<u64> = live.iter().map(|entry| entry.id).collect();
+                let gone: Vec<u64> = model
+                    .ids()
+                    .filter(|id| !present.contains(id) && !going.contains(id))
+                    .collect();
+                for id in gone {
+                    free(&mut model, at, id, events);
+                }
+                let dead = |id: &u64| *id <= last_id && !present.contains(id) && !going.contains(id);
+                self.dead = coming.iter().copied().filter(dead).collect();
+                for entry in live.iter().filter(|entry| !coming.contains(&entry.id)) {
+                    if !self.plausible(&model, entry.size, entry.period) {
+                        return false;
+                    }
+                    let domain = (entry.domain & 3) as u8;
+                    if !model.contains(entry.id)
+                        && self.wants(domain)
+                        && model.keeps(entry.id, entry.size, entry.period)
+                    {
+                        let trace = self.trace(&mut model, entry.stack, domain, entry.thread, events);
+                        let sample = Sample {
+                            trace,
+                            size: entry.size,
+                            period: entry.period,
+                            born: millis(at),
+                            address: entry.address,
+                            kind: Kind::of_domain(domain),
+                        };
+                        model.note_late(entry.size);
+                        alloc(&mut model, at, entry.id, sample, events);
+                    }
+                }
+            }
+            Chunk::Period { at, period } => self.raise(at, period, events),
+            Chunk::Save(request) => {
+                let at = request.at;
+                events.push(Event::Save(request));
+                self.say_again(at, &lock(&Arc::clone(&self.live)), events);
+            }
+            Chunk::SaveEnds { at } => {
+                let births = lock(&self.live).births();
+                events.push(Event::SaveEnds { at, births });
+            }
+        }
+        true
+    }
+
+    /// Whether a shim can have said this of a sample.
+    fn plausible(&self, model: &Live, size: u64, period: u64) -> bool {
+        size < MOST_BYTES && self.periods.contains(&period) && model.len() <= self.most
     }
 
     fn records(&mut self, at: Duration, bytes: &[u8], events: &mut Vec<Event>) -> bool {
@@ -210,11 +244,21 @@ impl Resolver {
         while let Some((head, record, more)) = ring::split(rest) {
             rest = more;
             match head.kind {
-                kind::CODE => self.names.code(record),
-                kind::STACK => self.names.stack(record),
+                kind::CODE if !self.names.code(record) => return false,
+                kind::STACK => match self.names.stack(record) {
+                    Some(true) => self.by_id.clear(),
+                    Some(false) => {}
+                    None => return false,
+                },
                 kind::FORGET if self.names.forget(head.flags) => self.by_id.clear(),
                 kind::ALLOC => {
-                    if let Ok(found) = record::Alloc::read_from_bytes(record) {
+                    let Ok(found) = record::Alloc::read_from_bytes(record) else {
+                        return false;
+                    };
+                    if !self.plausible(&model, found.size, found.period) {
+                        return false;
+                    }
+                    {
                         let domain = (found.head.flags & 3) as u8;
                         if !self.dead.contains(&found.id)
                             && self.wants(domain)
@@ -233,12 +277,12 @@ impl Resolver {
                         }
                     }
                 }
-                kind::FREE => {
-                    if let Ok(found) = record::Free::read_from_bytes(record) {
-                        free(&mut model, at, found.id, events);
-                    }
-                }
-                _ => {}
+                kind::FREE => match record::Free::read_from_bytes(record) {
+                    Ok(found) => free(&mut model, at, found.id, events),
+                    Err(_) => return false,
+                },
+                kind::PAD | kind::CODE | kind::FORGET => {}
+                _ => return false,
             }
         }
         self.dead.clear();
@@ -253,6 +297,9 @@ impl Resolver {
     fn raise(&mut self, at: Duration, period: u64, events: &mut Vec<Event>) {
         let shared = Arc::clone(&self.live);
         let mut model = lock(&shared);
+        if !self.periods.contains(&period) {
+            self.periods.push(period);
+        }
         let renumbered = model.raise(period);
         let renumber = |index: &mut u32| {
             let now = (*index as usize).checked_sub(1).and_then(|old| renumbered.get(old));
@@ -308,14 +355,16 @@ impl Resolver {
 
     /// The trace of a stack in a domain by the thread of this number, as the target counts.
     fn trace(&mut self, model: &mut Live, stack: u64, domain: u8, thread: u64, events: &mut Vec<Event>) -> u32 {
-        let node = self.names.named(stack);
+        let found = self.names.named(stack);
+        let node = found.unwrap_or_else(|| self.names.lost());
         let thread = self.threads.number(thread);
         let key = Key { node, domain, thread };
         let index = match self.traces.get(&key) {
             Some(&known) => known,
             None => self.new_trace(model, key, events),
         };
-        if index != 0 && self.by_id.insert((stack, domain), index).is_none() {
+        // Of stacks that nobody has announced there may be any number.
+        if index != 0 && (found.is_some() || stack == 0) && self.by_id.insert((stack, domain), index).is_none() {
             events.push(Event::Stack {
                 stack,
                 domain,
@@ -327,6 +376,13 @@ impl Resolver {
 
     /// Makes a trace, or finds that of the threads that are not kept apart, if there are too many.
     fn new_trace(&mut self, model: &mut Live, mut key: Key, events: &mut Vec<Event>) -> u32 {
+        if self.traces.len() >= MAX_TRACES {
+            let node = self.names.too_many();
+            key = Key { node, thread: 0, ..key };
+            if let Some(&known) = self.traces.get(&key) {
+                return known;
+            }
+        }
         let others = self.apart.get(&(key.node, key.domain)).copied().unwrap_or(0);
         if others > 0 {
             let depth = self.names.tree.frames(key.node).count();
@@ -432,13 +488,13 @@ mod tests {
         let memory = ProcessMemory::new(i32::try_from(std::process::id()).unwrap());
         let threads = Threads::of(memory, RemoteAddr::NULL, layout, None);
         let live = Arc::new(Mutex::new(Live::new(1)));
-        let resolver = Resolver::new(Names::new(layout, memory), threads, live, 7);
+        let resolver = Resolver::new(Names::new(layout, memory, 1 << 14, 1 << 15), threads, live, 7, 1 << 19);
         let (send, chunks) = crossbeam_channel::unbounded();
         let at = Duration::ZERO;
         send.send(Chunk::Records { at, bytes }).unwrap();
         drop(send);
         let found = Mutex::new((0, Vec::new()));
-        resolver.run(&chunks, |events| {
+        let send = |events| {
             let (traces, threads) = &mut *found.lock().unwrap();
             for event in events {
                 match event {
@@ -448,7 +504,8 @@ mod tests {
                 }
             }
             true
-        });
+        };
+        resolver.run(&chunks, send, &AtomicU64::new(0), &AtomicBool::new(false));
         found.into_inner().unwrap()
     }
 

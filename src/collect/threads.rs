@@ -25,6 +25,8 @@ const LATER: Duration = Duration::from_secs(5);
 const MAX_LOOKS: u32 = 5;
 /// Processor time for one look.
 const MAX_READING: Duration = Duration::from_millis(5);
+/// So many threads have names, and so many numbers are translated: a target can make up any number of them.
+const MAX_THREADS: usize = 1 << 16;
 /// Longer names are cut, in characters.
 const MAX_NAME: usize = 100;
 
@@ -97,6 +99,9 @@ impl Threads {
         if let Some(&known) = self.numbers.get(&inner) {
             return known;
         }
+        if self.numbers.len() >= MAX_THREADS {
+            return 0;
+        }
         let all = thread_number::numbers(self.pid);
         self.numbers
             .extend(all.into_iter().map(|(inner, outer)| (u64::from(inner), outer)));
@@ -105,7 +110,7 @@ impl Threads {
 
     /// The first trace of this thread has come.
     pub fn meet(&mut self, thread: u32, events: &mut Vec<Event>) {
-        if thread == 0 || self.by_number.contains_key(&thread) {
+        if thread == 0 || self.by_number.len() >= MAX_THREADS || self.by_number.contains_key(&thread) {
             return;
         }
         let comm = std::fs::read(format!("/proc/{}/task/{thread}/comm", self.pid)).unwrap_or_default();

@@ -11,8 +11,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Most nodes that are kept; some 40 bytes each.
-const MAX_NODES: usize = 4 << 20;
+/// Most nodes that are kept, some 30 bytes each: what a hash table of 2^21 places holds.
+const MAX_NODES: usize = 7 << 18;
+/// Most different frames that are kept, some 130 bytes each.
+const MAX_FRAMES: usize = 7 << 15;
 
 /// A frame with names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -44,7 +46,7 @@ impl Tree {
     pub fn insert(&mut self, innermost_first: &[NamedFrame]) -> Option<StackNode> {
         let mut node = 0;
         for frame in innermost_first.iter().rev() {
-            let frame = self.number(frame);
+            let frame = self.number(frame)?;
             node = match self.children.get(&(node, frame)) {
                 Some(&child) => child,
                 None if self.nodes.len() >= MAX_NODES => return None,
@@ -59,14 +61,17 @@ impl Tree {
         Some(StackNode(node))
     }
 
-    fn number(&mut self, frame: &NamedFrame) -> u32 {
+    fn number(&mut self, frame: &NamedFrame) -> Option<u32> {
         if let Some(&known) = self.numbers.get(frame) {
-            return known;
+            return Some(known);
         }
-        let number = u32::try_from(self.frames.len()).unwrap_or(u32::MAX);
+        if self.frames.len() >= MAX_FRAMES {
+            return None;
+        }
+        let number = u32::try_from(self.frames.len()).ok()?;
         self.frames.push(frame.clone());
         self.numbers.insert(frame.clone(), number);
-        number
+        Some(number)
     }
 
     /// The frames of a stack, innermost first.

@@ -93,6 +93,17 @@ impl RunningLine {
 }
 
 impl LineTable {
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Gives its memory back: from now on no instruction has a line of its own.
+    pub fn clear(&mut self) {
+        self.bytes = Vec::new();
+    }
+
     /// `bytes` are the table of a code object that begins at `first_line`.
     #[must_use]
     pub const fn new(unit: InstrUnit, first_line: u32, bytes: Vec<u8>) -> Self {

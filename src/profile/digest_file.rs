@@ -1,8 +1,8 @@
 //! Encodes a .hpc under a temporary name.
 
-use std::fs::{File, OpenOptions};
+use super::place;
+use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use super::digest::DigestError;
@@ -121,15 +121,8 @@ pub(super) struct DigestFile {
 impl DigestFile {
     /// Begins a digest that will be `path`.
     pub(super) fn create(path: PathBuf, start: (u64, u64), interval_millis: u64, precision: f64) -> io::Result<Self> {
-        let mut temporary = path.clone().into_os_string();
-        temporary.push(format!(".{}.tmp", std::process::id()));
-        let temporary = PathBuf::from(temporary);
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temporary)?;
+        let path = place::writable(&path, false)?;
+        let (file, temporary) = place::temporary(&path)?;
         let mut buffer = Vec::new();
         put_u32(&mut buffer, VERSION);
         put_u64(&mut buffer, start.0);

@@ -16,6 +16,7 @@ pub mod live;
 pub mod model;
 pub mod names;
 mod output;
+pub mod place;
 mod ranking;
 pub mod reader;
 pub mod sampling;

@@ -1,5 +1,6 @@
 //! A file that is appended to in whole records only, whatever the disk does.
 
+use super::place::writable;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
@@ -49,12 +50,12 @@ pub(super) struct Output {
 impl Output {
     /// Opens the file for ourselves alone; an older one keeps its bytes until [`empty`](Self::empty).
     pub(super) fn create(path: PathBuf) -> Result<Self, WriteError> {
-        let opened = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path);
+        let opened = writable(&path, true).and_then(|place| {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o600);
+            // What leads elsewhere has been followed; what appears meanwhile is not. A pipe that nobody reads does not hold us up.
+            options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(place)
+        });
         let file = match opened {
             Ok(file) => file,
             Err(source) => return Err(WriteError::Create { path, source }),

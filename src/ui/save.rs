@@ -6,10 +6,10 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use super::output::to_stdout_with;
+use crate::profile::place;
 
 /// A file could not be written. What was there before is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -61,33 +61,20 @@ impl NewFile {
     /// # Errors
     /// When it cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.write(true).mode(0o600);
-        match std::fs::metadata(path) {
+        let place = place::writable(path, false)?;
+        match std::fs::metadata(&place) {
             Ok(found) if !found.is_file() => {
-                let out = BufWriter::new(options.open(path)?);
+                let out = BufWriter::new(OpenOptions::new().write(true).open(&place)?);
                 return Ok(Self { out, rename: None });
             }
             _ => {}
         }
-        // A link is followed: what it points to is replaced, not the link.
-        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        for attempt in 0.. {
-            let mut temporary = path.clone().into_os_string();
-            temporary.push(format!(".{}.{attempt}.tmp", std::process::id()));
-            // `create_new`: in a folder that others may write to, nobody's file or link is followed or emptied.
-            match options.create_new(true).open(&temporary) {
-                Ok(file) => {
-                    return Ok(Self {
-                        out: BufWriter::new(file),
-                        rename: Some((temporary.into(), path)),
-                    });
-                }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 100 => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(io::ErrorKind::AlreadyExists.into())
+        // A link was followed: what it points to is replaced, not the link.
+        let (file, temporary) = place::temporary(&place)?;
+        Ok(Self {
+            out: BufWriter::new(file),
+            rename: Some((temporary, place)),
+        })
     }
 
     /// Gives the file its name.
@@ -153,16 +140,5 @@ mod tests {
         assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
         let error = save(dir.path(), b"").unwrap_err();
         assert!(error.to_string().starts_with("cannot write "));
-    }
-
-    /// A stale or hostile file of the temporary name is neither used nor changed.
-    #[test]
-    fn a_temporary_name_that_is_taken_is_left_alone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("out");
-        let taken = dir.path().join(format!("out.{}.0.tmp", std::process::id()));
-        std::os::unix::fs::symlink(dir.path().join("victim"), &taken).unwrap();
-        save(&path, b"new").unwrap();
-        assert!(!dir.path().join("victim").exists() && std::fs::symlink_metadata(&taken).is_ok());
     }
 }

@@ -91,7 +91,7 @@ pub struct Collected {
     pub groups: Vec<Group>,
     /// The group of each trace, plus 1.
     places: TraceMap<u32>,
-    /// All again, by size; by [`bin_of`].
+    /// All again, by size: the classes of the histogram.
     pub classes: Vec<(usize, Series)>,
 }
 

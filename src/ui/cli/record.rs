@@ -11,6 +11,7 @@ use crate::collect::resolve::lock;
 use crate::collect::{Files, Outcome, Recorder, Stop};
 use crate::profile::facts::EndReason;
 use crate::profile::names::{Part, ProfileNames, SuffixStyle};
+use crate::profile::place;
 use crate::profile::reader::Reader;
 use crate::profile::sidecar::note_detach;
 use crate::report::human::{self, Human};
@@ -139,10 +140,8 @@ fn check_writable(args: &Args) -> Result<(), Failure> {
             );
             return Err(Failure::failed(text));
         }
-        std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
+        place::writable(&path, true)
+            .and_then(|place| std::fs::OpenOptions::new().create(true).append(true).open(place))
             .map_err(|error| {
                 let text = format!("cannot write {}: {error}; choose another place with -o", path.display());
                 Failure::failed(text)
