@@ -79,14 +79,14 @@ fn scribble(python: &Interpreter, mode: &str) -> (pyheap::Finished, u64, String)
     let (pid, mut most) = (recording.pid(), 0);
     // Until it gives up by itself, or has seen so much that it would have.
     let mut enough = 0;
-    until("the end, or 64 MiB of records", 4 * DEADLINE, || {
+    until("the end, or 24 MiB of records", 4 * DEADLINE, || {
         most = most.max(memory_kib(pid, "VmHWM"));
         if !recording.is_running() {
             return Some(());
         }
         let tail = read_u64(target.pid, places["tail"].as_u64().unwrap_or(0));
         let has_seen_enough = match mode {
-            "samples" | "names" => tail.is_some_and(|tail| tail < 1 << 40 && tail > 64 << 20),
+            "samples" | "names" => tail.is_some_and(|tail| tail < 1 << 40 && tail > 24 << 20),
             // The last counter that was read: the table is read whenever it has changed.
             "table" => {
                 read_u64(target.pid, places["last_id"].as_u64().unwrap_or(0)).is_some_and(|id| id > (1 << 40) + 200_000)
@@ -97,6 +97,8 @@ fn scribble(python: &Interpreter, mode: &str) -> (pyheap::Finished, u64, String)
         (enough > 3).then_some(())
     });
     if recording.is_running() {
+        // While it has our addresses in its hands, our code stays.
+        target.ask("STOP", "STOPPED");
         recording.signal(nix::sys::signal::Signal::SIGINT);
     }
     let finished = recording.finish(2 * DEADLINE);
@@ -124,7 +126,7 @@ fn a_ring_that_is_scribbled_over() {
 /// What is well-formed has to be believed, but not kept without end.
 #[test]
 fn records_without_end() {
-    for python in representative() {
+    for python in interpreters::some(&["3.8", "3.13"]) {
         for mode in ["samples", "names", "table"] {
             let (finished, most, info) = scribble(&python, mode);
             let what = format!("{} {mode}: {finished:?}\n{info}", python.name);

@@ -8,7 +8,7 @@
                names       well-formed code objects and stacks without end, each with a name of its own
                table       a table of live samples full of nonsense, and a counter that asks to have it read
                unmap       the ring is unmapped
-        <- SCRIBBLING                          it has begun; it goes on until EXIT
+        <- SCRIBBLING                          it has begun; it goes on until STOP (<- STOPPED)
 
     hostile.py frames
         Parks threads in C code and rewrites their frames, code objects and names at full speed: they never run again.
@@ -203,6 +203,10 @@ def main():
             protocol.say("SCRIBBLING")
         elif command == "STATUS":
             protocol.say("ROUNDS", (frames or scribbler).rounds)
+        elif command == "STOP":
+            scribbler.going = False
+            scribbler.join()
+            protocol.say("STOPPED")
         elif command == "EXIT":
             # Nothing that was broken here is taken apart in good order.
             os._exit(0)
