@@ -83,6 +83,13 @@ fn leaky(base: &Path) {
         }
     }
     writer.thread(7, "MainThread");
+    writer.types(leak, [("dict", 5000, 200), ("app.Session", 5000, 90)].into_iter());
+    writer.types(table, std::iter::once(("buffer (mem)", 9000, 100)));
+    for site in sites {
+        let sizes = live.iter().filter(|(trace, _)| *trace == site).map(|(_, size)| *size);
+        writer.types(site, sizes.map(|size| ("bytes", size, 1)));
+    }
+    writer.typed(Duration::from_secs(60));
     writer.losses(
         Duration::from_secs(60),
         &Losses([("frames_not_named".to_owned(), 2)].into()),
@@ -103,7 +110,9 @@ fn evil(base: &Path) {
         let thread = place as u32 + 1;
         writer.thread(thread, name);
         writer.alloc(Duration::from_secs(1), trace, 1000, AllocDetail { domain: 0, thread });
+        writer.types(trace, std::iter::once((name, 1000, 1)));
     }
+    writer.typed(Duration::from_secs(1));
     writer.flush().expect("there is room");
 }
 
@@ -261,6 +270,58 @@ fn assert_table(chromium: &mut Chromium, base: &str, from: &str, to: &str) {
     );
 }
 
+/// The rows of the table of types: type, site, and how bytes and objects are written.
+fn type_rows(chromium: &mut Chromium) -> Vec<[String; 4]> {
+    let script = "[...document.querySelectorAll('#types tbody tr')].map((row) => [3, 4, 0, 1].map((cell) => row.cells[cell].textContent))";
+    let found = chromium.eval(script);
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let row = |row: &Value| [0, 1, 2, 3].map(|place| text(&row[place]));
+    found.as_array().expect("rows").iter().map(row).collect()
+}
+
+/// That the table of types is what `pyheap top` says of them, by site and in all.
+#[track_caller]
+fn assert_types(chromium: &mut Chromium, base: &str) {
+    let number = |row: &Value, key: &str| row[key].as_f64().expect("a number");
+    let objects = |many: f64, margin: f64| format!("{} ± {}", count(many), count(margin));
+    let by_site = json_of(&["top", base, "--types", "--json", "--limit", "1000"]);
+    let shown = type_rows(chromium);
+    let mut expected = 0;
+    for row in by_site["rows"].as_array().unwrap() {
+        for kind in row["types"].as_array().unwrap() {
+            expected += 1;
+            let [name, _, size, many] = shown
+                .iter()
+                .find(|shown| shown[0] == kind["type"] && shown[1] == site(row))
+                .unwrap_or_else(|| panic!("{kind} of {} is in the table: {shown:?}", row["site"]));
+            // Where single bytes are shown, those that the page has rounded may be.
+            let live = bytes(number(kind, "bytes"));
+            assert!(size.starts_with(&live), "{name}: {size} for {live}");
+            let all = objects(number(kind, "objects"), number(kind, "objects_margin"));
+            assert_eq!(*many, all, "{name} of {}", row["site"]);
+        }
+    }
+    assert!(expected > 10, "{by_site}");
+    assert_eq!(shown.len(), expected, "and no other");
+    choose_types(chromium, "type");
+    let by_type = json_of(&["top", base, "--by", "type", "--json", "--limit", "1000"]);
+    let shown = type_rows(chromium);
+    let of_top = by_type["rows"].as_array().unwrap();
+    assert_eq!(shown.len(), of_top.len());
+    for (shown, row) in shown.iter().zip(of_top) {
+        assert_eq!(shown[0], row["site"]["type"], "the same order: {row}");
+        let all = objects(number(row, "live_objects"), number(row, "live_objects_margin"));
+        assert_eq!(shown[3], all, "{row}");
+    }
+    choose_types(chromium, "site");
+}
+
+fn choose_types(chromium: &mut Chromium, by: &str) {
+    chromium.eval(&format!(
+        "{{ const by = document.getElementById('types-by'); by.value = '{by}'; by.dispatchEvent(new Event('change')); 1 }}"
+    ));
+}
+
 /// Moves one end of the range as the arrow keys do, by so many moments.
 fn set_range(chromium: &mut Chromium, from: u32, to: u32) {
     for (id, value) in [("from", 0), ("to", to), ("from", from)] {
@@ -300,11 +361,14 @@ fn a_browser_shows_what_the_commands_say() {
 
     // Whole, then a range by its ends: half a second apart.
     assert_table(&mut chromium, text(&base), "0s", "60s");
+    assert_types(&mut chromium, text(&base));
     let before = rows(&mut chromium);
+    let types = type_rows(&mut chromium);
     set_range(&mut chromium, 21, 83);
     let after = rows(&mut chromium);
     assert_ne!(before, after);
     assert_table(&mut chromium, text(&base), "10.5s", "41.5s");
+    assert_eq!(types, type_rows(&mut chromium), "types are of the end");
     let change =
         |rows: &[(String, [f64; 3], String)]| rows.iter().find(|row| row.0 == "cache.py:12 remember").unwrap().1[1];
     assert!(
@@ -387,6 +451,8 @@ fn by_keyboard_by_ear_in_the_dark_and_on_paper() {
     "cache".chars().for_each(|letter| chromium.key(&letter.to_string()));
     chromium.wait("document.querySelectorAll('#sites tbody tr').length === 1");
     assert_eq!(rows(&mut chromium)[0].0, "cache.py:12 remember");
+    let found: Vec<String> = type_rows(&mut chromium).into_iter().map(|[name, ..]| name).collect();
+    assert_eq!(found, ["dict", "app.Session"], "types of what was searched");
     assert_eq!(chromium.eval("document.querySelectorAll('#flame .found').length"), 1);
     assert!(
         chromium
@@ -418,6 +484,20 @@ fn by_keyboard_by_ear_in_the_dark_and_on_paper() {
     chromium.key("Enter");
     chromium.wait("document.querySelectorAll('#sites tr.stacks li').length === 2 && document.querySelectorAll('#chosen svg').length === 1");
     chromium.wait("document.activeElement.getAttribute('aria-expanded') === 'true'");
+    let open = chromium.eval("document.activeElement.textContent");
+    let narrowed = type_rows(&mut chromium);
+    assert!(
+        !narrowed.is_empty() && narrowed.iter().all(|row| open == row[1]),
+        "types of {open}: {narrowed:?}"
+    );
+    let said = format!(", of {} only", open.as_str().unwrap());
+    assert!(
+        chromium
+            .eval("document.getElementById('type-rows').textContent")
+            .as_str()
+            .unwrap()
+            .ends_with(&said)
+    );
     // The tree.
     chromium.eval("document.querySelector('#tree [tabindex=\"0\"]').focus()");
     let open = chromium.eval("document.querySelectorAll('#tree [data-node]').length");
@@ -478,6 +558,17 @@ fn by_keyboard_by_ear_in_the_dark_and_on_paper() {
     assert_eq!(chromium.problems(), Vec::<&Value>::new(), "no error, no request");
 }
 
+/// That the page says why it knows no types, and shows no empty table.
+#[track_caller]
+fn assert_types_unknown(chromium: &mut Chromium, why: &str) {
+    let said = chromium.eval("document.getElementById('types-note').innerText");
+    assert!(said.as_str().unwrap().contains(why), "{said}");
+    assert_eq!(
+        chromium.eval("document.getElementById('types').checkVisibility()"),
+        false
+    );
+}
+
 #[test]
 fn any_profile_is_a_page() {
     let Some(browser) = browser() else {
@@ -499,6 +590,10 @@ fn any_profile_is_a_page() {
     assert!(
         rows(&mut chromium).iter().any(|row| row.0.contains(EVIL[0])),
         "it is shown as it is"
+    );
+    assert!(
+        type_rows(&mut chromium).iter().any(|row| row[0] == EVIL[0]),
+        "and so are types"
     );
     assert_eq!(
         chromium.eval("/[\\u202e\\u2066\\x1b]/.test(document.body.textContent)"),
@@ -524,6 +619,7 @@ fn any_profile_is_a_page() {
                 .unwrap()
                 .contains("no ._hpx file")
         );
+        assert_types_unknown(&mut chromium, "no ._hpx file");
         assert_eq!(chromium.problems(), Vec::<&Value>::new(), "{name}");
     }
 
@@ -549,6 +645,13 @@ fn any_profile_is_a_page() {
         let has_rows = !rows(&mut chromium).is_empty();
         assert_eq!(has_rows, !events.is_empty(), "{name}");
     }
+
+    // An older recording.
+    let base = dir.path().join("older");
+    writer(&base, 4096).flush().expect("there is room");
+    let (path, _) = page(&base);
+    chromium.open(&path);
+    assert_types_unknown(&mut chromium, "after ten seconds for the first time");
 
     // 20,000 stacks: all that is alive is there, in a file that can be mailed.
     let base = dir.path().join("large");

@@ -43,9 +43,11 @@ const FLUSH_BYTES: usize = 1 << 20;
 /// more than so many.
 const FIRST_KINDS: Duration = Duration::from_secs(10);
 const MANY_KINDS: usize = 200_000;
-/// Time for looking at what is left when the recording is about to end: it goes on meanwhile.
+/// Processor time, and time, for looking at what is left when the recording is about to end: it goes on meanwhile.
+const CATCH_UP: Duration = Duration::from_secs(1);
+const CATCH_UP_WITHIN: Duration = Duration::from_secs(2);
+/// Processor time, and time, for each of so many looks after its end.
 const LAST_LOOK: Duration = Duration::from_millis(250);
-/// Time for each of so many looks after its end.
 const AFTER_END: Duration = Duration::from_millis(500);
 const LAST_LOOKS: usize = 3;
 
@@ -522,7 +524,7 @@ impl Recorder {
         });
         // First while records still come; then, as long as the last of them are on their way; then what is left.
         if let Some(looker) = &mut looker {
-            looker.look(Duration::ZERO, LAST_LOOK, LAST_LOOK);
+            looker.catch_up(CATCH_UP, CATCH_UP_WITHIN);
         }
         let all_here = AtomicBool::new(false);
         std::thread::scope(|scope| {

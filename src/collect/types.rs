@@ -2,8 +2,8 @@
 //!
 //! Only blocks of the obj domain hold objects, and not all of them; what the raw and mem domains hold is called a buffer (the
 //! bodies of lists, dicts and sets, text, C data). A block is looked at once it has lived for a second, so that what comes
-//! and goes is not, and at most for a hundredth of the time; the rest at the end. What is found counts only if the target's
-//! own table says afterwards that the block is still the same sample.
+//! and goes is not, and at most for a hundredth of the time, or four while more wait than can be looked at in it; the rest at
+//! the end. What is found counts only if the target's own table says afterwards that the block is still the same sample.
 
 use super::live::{Kind, Live, Sample};
 use super::resolve::lock;
@@ -26,6 +26,11 @@ const MIN_AGE: Duration = Duration::from_secs(1);
 /// Between two looks, and the processor time of one.
 const PAUSE: Duration = Duration::from_millis(250);
 const ONE_LOOK: Duration = Duration::from_micros(2500);
+/// The same while so many wait that objects might be replaced faster than they are looked at.
+const LONG_LOOK: Duration = Duration::from_millis(10);
+const MANY: usize = 2000;
+/// Of a round of [`Looker::catch_up`].
+const ONE_ROUND: Duration = Duration::from_millis(100);
 /// The same at the end of a recording.
 const HURRY: Duration = Duration::from_millis(2);
 /// Blocks that are looked at before it is asked whether they are still there.
@@ -86,10 +91,27 @@ impl Looker {
     #[must_use]
     pub fn run(mut self, stop: &AtomicBool) -> Self {
         while !stop.load(Ordering::Acquire) {
-            self.look(MIN_AGE, ONE_LOOK, PAUSE);
+            let allowed = if self.waiting() > MANY { LONG_LOOK } else { ONE_LOOK };
+            self.look(MIN_AGE, allowed, PAUSE);
             std::thread::park_timeout(PAUSE);
         }
         self
+    }
+
+    /// How many blocks wait to be looked at. Those that were freed since count, too.
+    fn waiting(&self) -> usize {
+        lock(&self.live).queue_len()
+    }
+
+    /// Looks at blocks of any age until hardly any wait, for so much processor time, and at most so long. Each round leaves
+    /// what the target, which runs on, has made during it.
+    pub fn catch_up(&mut self, allowed: Duration, patience: Duration) {
+        let budget = Budget::of(allowed);
+        let end = Instant::now() + patience;
+        while self.waiting() >= BATCH && !budget.is_spent() && Instant::now() < end && self.is_running() {
+            self.look(Duration::ZERO, ONE_ROUND, PAUSE);
+        }
+        self.look(Duration::ZERO, HURRY, HURRY);
     }
 
     /// Looks all the time, at blocks of any age, until `done` is set.
@@ -159,10 +181,7 @@ impl Looker {
         let Some(reader) = &mut self.reader else {
             return Ok(false);
         };
-        let found: Vec<Option<Arc<str>>> = blocks
-            .iter()
-            .map(|block| reader.of_block(block.address, block.size))
-            .collect();
+        let found = reader.of_blocks(blocks.iter().map(|block| (block.address, block.size)));
         if !self.is_running() {
             return Ok(false);
         }

@@ -61,6 +61,8 @@ pub struct Types<M> {
     layout: Layout,
     at: ObjectLayout,
     known: HashMap<u64, (Head, Arc<str>)>,
+    /// Those that were read since [`Types::of_blocks`] began.
+    fresh: HashMap<u64, (Head, Arc<str>)>,
 }
 
 impl<M: RemoteMemory> Types<M> {
@@ -71,11 +73,19 @@ impl<M: RemoteMemory> Types<M> {
             layout: *layout,
             at: ObjectLayout::of(layout)?,
             known: HashMap::new(),
+            fresh: HashMap::new(),
         })
     }
 
-    /// The name of the type of the object in the block of `size` bytes at `address`, with its module unless that is `builtins`.
-    pub fn of_block(&mut self, address: u64, size: u64) -> Option<Arc<str>> {
+    /// The names of the types of the objects in some blocks, each given by address and size, with their module unless that is
+    /// `builtins`. Each type is read once for all of them, so an answer holds only for a block that was the same one from the
+    /// call to its end: then its object kept its type alive.
+    pub fn of_blocks(&mut self, blocks: impl Iterator<Item = (u64, u64)>) -> Vec<Option<Arc<str>>> {
+        self.fresh.clear();
+        blocks.map(|(address, size)| self.of_block(address, size)).collect()
+    }
+
+    fn of_block(&mut self, address: u64, size: u64) -> Option<Arc<str>> {
         let len = usize::try_from(size).unwrap_or(MAX_BEGIN).min(MAX_BEGIN);
         let begin = self.mem.read_vec(RemoteAddr(address), len).ok()?;
         let distances: &[u64] = match (self.layout.free_threaded, self.layout.minor) {
@@ -112,6 +122,15 @@ impl<M: RemoteMemory> Types<M> {
 
     /// The type at `address`, if there is one.
     fn type_at(&mut self, address: u64) -> Option<(Head, Arc<str>)> {
+        if let Some((head, name)) = self.fresh.get(&address) {
+            return Some((*head, Arc::clone(name)));
+        }
+        let found = self.read_type(address)?;
+        self.fresh.insert(address, found.clone());
+        Some(found)
+    }
+
+    fn read_type(&mut self, address: u64) -> Option<(Head, Arc<str>)> {
         let head = self.head(address)?;
         if let Some((known, name)) = self.known.get(&address)
             && *known == head
@@ -259,8 +278,12 @@ mod tests {
         image
     }
 
+    fn one(types: &mut Types<Image>, size: u64) -> Option<Arc<str>> {
+        types.of_blocks(std::iter::once((BLOCK, size))).pop()?
+    }
+
     fn read(image: &Image, layout: &Layout, size: u64) -> Option<Arc<str>> {
-        Types::new(image.clone(), layout).unwrap().of_block(BLOCK, size)
+        one(&mut Types::new(image.clone(), layout).unwrap(), size)
     }
 
     #[test]
@@ -308,10 +331,10 @@ mod tests {
     fn a_type_that_was_replaced_is_read_again() {
         let layout = Layout::of_minor(12).unwrap();
         let mut types = Types::new(image(&layout, 0, 0), &layout).unwrap();
-        assert_eq!(types.of_block(BLOCK, 64).as_deref(), Some("collections.deque"));
+        assert_eq!(one(&mut types, 64).as_deref(), Some("collections.deque"));
         types.mem.text(NAME + 0x40, b"other\0");
         types.mem.put(TYPE + layout.tp_name, NAME + 0x40);
-        assert_eq!(types.of_block(BLOCK, 64).as_deref(), Some("other"));
+        assert_eq!(one(&mut types, 64).as_deref(), Some("other"));
     }
 
     #[test]

@@ -96,9 +96,14 @@ pub struct Collected {
 }
 
 impl Collected {
+    /// The group of a trace.
+    pub fn group(&mut self, trace: u32) -> Option<usize> {
+        (*self.places.entry(trace) as usize).checked_sub(1)
+    }
+
     /// The group of a trace, if it has one to itself.
     pub fn own_group(&mut self, trace: u32) -> Option<usize> {
-        let place = (*self.places.entry(trace) as usize).checked_sub(1)?;
+        let place = self.group(trace)?;
         (self.groups[place].kind == Kind::Stack).then_some(place)
     }
 }

@@ -11,6 +11,7 @@ pub mod collect;
 mod facts;
 pub mod series;
 pub mod stacks;
+mod types;
 mod verdict;
 
 use std::collections::HashMap;
@@ -38,6 +39,7 @@ const SCRIPT: &str = concat!(
     include_str!("assets/verdict.js"),
     include_str!("assets/time.js"),
     include_str!("assets/table.js"),
+    include_str!("assets/types.js"),
     include_str!("assets/flame.js"),
     include_str!("assets/tree.js"),
     include_str!("assets/sizes.js"),
@@ -46,8 +48,8 @@ const SCRIPT: &str = concat!(
 );
 
 /// SHA-256 of [`STYLE`] and [`SCRIPT`], by which the page's policy knows them. A test says what they must be.
-const STYLE_HASH: &str = "r0Hw7Vh51GVLasKnJL1wBuyLO4BM+H7m/XT2AqJG9T4=";
-const SCRIPT_HASH: &str = "2mpbYRRMsiNsKV/4pfxSJENO13ChqwK5f7aIxUUFtVM=";
+const STYLE_HASH: &str = "Kb9OJq7mp/srhqzYYHHQQn30ihGSQjuZYzPLLDw/mdI=";
+const SCRIPT_HASH: &str = "oOFyG389EnCFHPuQfeOF4aCXJvBytflsGI226oXdXs8=";
 
 /// Bytes of [`encode`] on a page; four thirds of that are written.
 const MAX_BLOB: usize = 5_600_000;
@@ -90,6 +92,7 @@ fn name(reader: &Reader) -> String {
 fn data(reader: &Reader, report: &Report, info: &Info, limits: Limits) -> Result<Value, ReadError> {
     let (mut collected, threads, blob) = collected(reader, &verdict::leaking_traces(report), limits)?;
     let sites = verdict::sites(report, &mut collected);
+    let types = types::types(reader, &mut collected)?;
     let clock = collected.clock;
     let seconds = |micros: u64| micros as f64 / 1e6;
     Ok(json!({
@@ -112,6 +115,7 @@ fn data(reader: &Reader, report: &Report, info: &Info, limits: Limits) -> Result
         "threads": threads.names,
         "cells": collected.groups.iter().map(|group| group.series.cell_count()).chain(collected.classes.iter().map(|(_, series)| series.cell_count())).sum::<usize>(),
         "blob": base64(&blob),
+        "types": types,
         "memory": facts::memory(reader.sidecar(), clock.end),
         "limit": report.limit.as_ref().map(|limit| limit.limit_bytes),
         "facts": info.lines().iter().take(MAX_FACTS).map(|(name, value)| json!([name, shown(value)])).collect::<Vec<_>>(),

@@ -11,6 +11,7 @@
     updateTime();
     updateVerdict();
     updateTable();
+    updateTypes();
     updateFlame();
     updateTree();
     updateSizes();
@@ -27,6 +28,7 @@
   showVerdict();
   showTime();
   showTable();
+  showTypes();
   showFlame();
   showTree();
   showFacts();
