@@ -4,8 +4,8 @@
     python3 benches/leak_rates.py [--pyheap FILE] [--python PYTHON] [--runs N] [--jobs N] [--seconds N]
 
 Each run is a program of its own (this file, with --workload) that leaks at five lines, each at a rate that it keeps to by the
-clock, beside a cache that is always replaced and some 50 MiB of garbage a second. It is recorded for so many seconds at the default
-period, and of each line the 95 % interval of `pyheap leaks --json` is compared with its rate; of the cache, with 0. Prints a line
+clock, beside a cache that is always replaced and a hundred MiB and more of garbage a second. It is recorded for so many seconds with one
+sample in 128 KiB, and of each line the 95 % interval of `pyheap leaks --json` is compared with its rate; of the cache, with 0. Prints a line
 for each site and one for all; exit code 0 if the intervals hold the true rates in at least 91 % of all cases.
 
     leak_small_64       64 B     1 MiB/s
@@ -101,7 +101,7 @@ def run(a):
         time.sleep(0.5)  # the interpreter is up
         with tempfile.TemporaryDirectory(prefix="leak-rates-") as tmp:
             base = os.path.join(tmp, "run")
-            subprocess.run([a.pyheap, "record", str(target.pid), "--duration", "%ds" % a.seconds, "-o", base], check=True,
+            subprocess.run([a.pyheap, "record", str(target.pid), "--duration", "%ds" % a.seconds, "--period", "128KiB", "-o", base], check=True,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             out = subprocess.run([a.pyheap, "leaks", base, "--json"], check=True, stdout=subprocess.PIPE).stdout
     finally:

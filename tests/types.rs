@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::sync::Mutex;
 
 /// Samples of each line that are waited for.
-const ENOUGH: u64 = 50;
+const ENOUGH: u64 = 20;
 /// Survivors whose type is wrong or unknown, at most: one in a hundred.
 const NOT_RIGHT: f64 = 0.01;
 /// A build fails when it has more of them than so small a chance would allow if each were one with that probability. There are

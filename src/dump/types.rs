@@ -15,6 +15,8 @@ use pyheap_injector::{RemoteAddr, RemoteMemory};
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// A metaclass has a metaclass, and so on; after so many it is `type`, which is its own.
+const MAX_METACLASSES: usize = 8;
 /// Longer names are cut, in characters.
 const MAX_NAME: usize = 200;
 /// Types that are remembered.
@@ -138,10 +140,7 @@ impl<M: RemoteMemory> Types<M> {
             return Some((head, Arc::clone(name)));
         }
         let is_sound = head.flags & flag::READY != 0 && (1..=MAX_BASIC_SIZE).contains(&head.basic_size);
-        // The type of a type is a metaclass, and that one's, too.
-        let meta = is_sound.then(|| self.head(head.of)).flatten()?;
-        let above = self.head(meta.of)?;
-        if meta.flags & above.flags & flag::TYPE == 0 {
+        if !is_sound || !self.is_metaclass(head.of)? {
             return None;
         }
         let name: Arc<str> = self.name(address, &head)?.into();
@@ -154,6 +153,23 @@ impl<M: RemoteMemory> Types<M> {
         }
         self.known.insert(address, (head, Arc::clone(&name)));
         Some((head, name))
+    }
+
+    /// The type of a type is a metaclass, that one's, too, and the last is `type` itself. Chance may put together what looks
+    /// like two of them (links of the garbage collector, read as types, have); not that.
+    fn is_metaclass(&self, mut address: u64) -> Option<bool> {
+        for _ in 0..MAX_METACLASSES {
+            let head = self.head(address)?;
+            if head.flags & flag::TYPE == 0 {
+                return Some(false);
+            }
+            if head.of == address {
+                let name = self.mem.read_array(RemoteAddr(head.name)).ok()?;
+                return Some(&name == b"type\0");
+            }
+            address = head.of;
+        }
+        Some(false)
     }
 
     fn head(&self, address: u64) -> Option<Head> {
@@ -232,6 +248,7 @@ mod tests {
     const META: u64 = BASE + 0x800;
     const NAME: u64 = BASE + 0xc00;
     const BLOCK: u64 = BASE + 0x1000;
+    const TYPE_NAME: u64 = BASE + 0x1400;
 
     /// 16 KiB at `BASE`.
     #[derive(Clone)]
@@ -273,6 +290,8 @@ mod tests {
         let mut image = Image(vec![0; BYTES]);
         put_type(&mut image, layout, TYPE, META, flags);
         put_type(&mut image, layout, META, META, flag::TYPE | flag::HAVE_GC);
+        image.put(META + layout.tp_name, TYPE_NAME);
+        image.text(TYPE_NAME, b"type\0");
         image.text(NAME, b"collections.deque\0");
         image.put(BLOCK + before + layout.ob_type, TYPE);
         image
@@ -313,6 +332,8 @@ mod tests {
             (TYPE + at.type_flags, 0),
             (META + at.type_flags, flag::READY),
             (TYPE + layout.ob_type, TYPE),
+            (META + layout.ob_type, TYPE),
+            (META + layout.tp_name, NAME),
             (TYPE + at.type_basicsize, u64::MAX),
             (TYPE + layout.tp_name, 0),
             (NAME, 0x0a0a_0a0a),

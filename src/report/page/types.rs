@@ -1,6 +1,7 @@
 //! What the survivors are: types of objects by the group that allocated them, at the end of the recording.
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -10,9 +11,8 @@ use crate::profile::model::Live;
 use crate::profile::reader::{ReadError, Reader};
 use crate::report::human::{Human, bytes, count};
 use crate::report::types::Types;
-use std::time::Duration;
 
-/// Parts, each the objects of one type in one group, on a page. One takes some 60 bytes.
+/// Parts, each the objects of one type in one group, on a page. One takes some 80 bytes.
 const MAX_PARTS: usize = 5000;
 /// Bytes of the names of types on a page.
 const NAME_BYTES: usize = 100_000;
@@ -75,11 +75,11 @@ fn part(group: usize, name: usize, live: &Live) -> Value {
     json!([
         group,
         name,
-        live.bytes.round(),
-        (live.objects * 256.0).round() / 256.0,
+        live.bytes,
+        live.objects,
         live.sampled,
-        live.bytes_variance.round(),
-        (live.objects_variance * 256.0).round() / 256.0,
+        live.bytes_variance,
+        live.objects_variance,
     ])
 }
 
