@@ -341,6 +341,18 @@ impl Live {
         counts
     }
 
+    /// All live samples, in no order.
+    pub fn samples(&self) -> impl Iterator<Item = &Sample> {
+        self.samples.values()
+    }
+
+    /// What a kind is called.
+    #[must_use]
+    pub fn kind_name(&self, kind: Kind) -> Arc<str> {
+        let name = self.kinds.get(kind.index()).or(self.kinds.first());
+        name.map_or_else(|| Kind::NAMES[0].into(), Arc::clone)
+    }
+
     /// The number of live samples.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -10,6 +10,9 @@ use crate::profile::reader::Reader;
 use crate::profile::sampling::Weights;
 use crate::profile::sidecar::LiveTypes;
 
+/// A type that nobody has looked at.
+pub const UNKNOWN: &str = "(unknown)";
+
 /// Objects of one type. Sizes are estimates; margins are half the width of the 95 % interval.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TypeRow {
@@ -50,41 +53,55 @@ impl<'a> Types<'a> {
 
     /// What is alive of some traces, by type.
     pub fn live(&self, traces: impl IntoIterator<Item = u32>) -> HashMap<&'a str, Live> {
-        let mut types: HashMap<&str, Live> = HashMap::new();
-        for trace in traces {
-            for &(kind, size, samples) in self.types.traces.get(&trace).into_iter().flatten() {
-                let weight = self.weights.of(size);
-                let (bytes, many) = (size as f64, samples as f64);
-                let live = Live {
-                    bytes: many * bytes * weight.objects,
-                    objects: many * weight.objects,
-                    bytes_variance: many * bytes * bytes * weight.variance,
-                    objects_variance: many * weight.variance,
-                    sampled: samples,
-                    sampled_bytes: size.saturating_mul(samples),
-                    ..Live::default()
-                };
-                let name = self.types.names.get(kind as usize).map_or("(unknown)", String::as_str);
-                types.entry(name).or_default().add(&live);
-            }
-        }
-        types
+        let counts = traces
+            .into_iter()
+            .flat_map(|trace| self.types.traces.get(&trace).into_iter().flatten());
+        let name = |kind: u32| self.types.names.get(kind as usize).map_or(UNKNOWN, String::as_str);
+        by_name(
+            counts.map(|&(kind, size, samples)| (name(kind), size, samples)),
+            &self.weights,
+        )
     }
 
     /// The same as rows, that with the most bytes first.
     pub fn rows(&self, traces: impl IntoIterator<Item = u32>) -> Vec<TypeRow> {
-        let row = |(name, live): (&str, Live)| TypeRow {
-            name: name.to_owned(),
-            objects: live.objects,
-            objects_margin: live.objects_margin(),
-            bytes: live.bytes,
-            bytes_margin: live.bytes_margin(),
-            samples: live.sampled,
-        };
-        let mut rows: Vec<TypeRow> = self.live(traces).into_iter().map(row).collect();
-        rows.sort_by(|a, b| b.bytes.total_cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
-        rows
+        rows(self.live(traces))
     }
+}
+
+/// What is alive by type, of samples counted by type and size.
+pub fn by_name<'a>(counts: impl Iterator<Item = (&'a str, u64, u64)>, weights: &Weights) -> HashMap<&'a str, Live> {
+    let mut types: HashMap<&str, Live> = HashMap::new();
+    for (name, size, samples) in counts {
+        let weight = weights.of(size);
+        let (bytes, many) = (size as f64, samples as f64);
+        let live = Live {
+            bytes: many * bytes * weight.objects,
+            objects: many * weight.objects,
+            bytes_variance: many * bytes * bytes * weight.variance,
+            objects_variance: many * weight.variance,
+            sampled: samples,
+            sampled_bytes: size.saturating_mul(samples),
+            ..Live::default()
+        };
+        types.entry(name).or_default().add(&live);
+    }
+    types
+}
+
+/// Rows, that with the most bytes first.
+pub fn rows(types: HashMap<&str, Live>) -> Vec<TypeRow> {
+    let row = |(name, live): (&str, Live)| TypeRow {
+        name: name.to_owned(),
+        objects: live.objects,
+        objects_margin: live.objects_margin(),
+        bytes: live.bytes,
+        bytes_margin: live.bytes_margin(),
+        samples: live.sampled,
+    };
+    let mut rows: Vec<TypeRow> = types.into_iter().map(row).collect();
+    rows.sort_by(|a, b| b.bytes.total_cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    rows
 }
 
 /// `dict ×41,000 ± 1,200 (9.4 MiB), str ×300 ± 90 (20.0 KiB), 3 more types`: the first `limit` rows.

@@ -185,6 +185,11 @@ pub trait Facts {
     /// When the survivors of a trace were allocated, in milliseconds since the start, and their sizes; `None` if that is not
     /// known.
     fn births(&self, trace: u32) -> Option<&[(u64, u64)]>;
+    /// Estimated live bytes of a trace; `weigh` gives what a sample of a size stands for.
+    fn live_bytes(&self, trace: u32, weigh: &dyn Fn(u64) -> f64) -> f64 {
+        let births = self.births(trace).unwrap_or_default();
+        births.iter().map(|(_, size)| weigh(*size)).sum()
+    }
     /// The process's memory over time, microseconds since the start first.
     fn memory(&self) -> &[(u64, MemorySample)];
 }
@@ -511,8 +516,7 @@ impl Context<'_> {
         let mut threads: HashMap<Option<String>, f64> = HashMap::new();
         let mut all = 0.0;
         for trace in traces {
-            let births = self.facts.births(*trace).unwrap_or_default();
-            let bytes: f64 = births.iter().map(|(_, size)| self.tracker.weigh(*size)).sum();
+            let bytes = self.facts.live_bytes(*trace, &|size| self.tracker.weigh(size));
             all += bytes;
             *threads.entry(self.facts.origin(*trace).1).or_default() += bytes;
         }
@@ -530,19 +534,25 @@ impl Context<'_> {
             let of_trace = self.facts.births(*trace)?.iter();
             births.extend(of_trace.map(|(born, size)| (*born, self.tracker.weigh(*size))));
         }
-        births.sort_unstable_by_key(|(born, _)| *born);
-        let age = |born: u64| (self.elapsed - born as f64 / 1000.0).max(0.0);
-        let half = births.iter().map(|(_, bytes)| bytes).sum::<f64>() / 2.0;
-        let mut sum = 0.0;
-        let middle = births.iter().find(|(_, bytes)| {
-            sum += bytes;
-            sum >= half
-        });
-        Some(Ages {
-            median: age(middle?.0),
-            oldest: age(births.first()?.0),
-        })
+        ages(births, self.elapsed)
     }
+}
+
+/// Ages at the time `elapsed`, in seconds since the start, of what was allocated at these milliseconds since then, with the
+/// bytes that it stands for; `None` if that is nothing.
+pub fn ages(mut births: Vec<(u64, f64)>, elapsed: f64) -> Option<Ages> {
+    births.sort_unstable_by_key(|(born, _)| *born);
+    let age = |born: u64| (elapsed - born as f64 / 1000.0).max(0.0);
+    let half = births.iter().map(|(_, bytes)| bytes).sum::<f64>() / 2.0;
+    let mut sum = 0.0;
+    let middle = births.iter().find(|(_, bytes)| {
+        sum += bytes;
+        sum >= half
+    });
+    Some(Ages {
+        median: age(middle?.0),
+        oldest: age(births.first()?.0),
+    })
 }
 
 fn verdict(candidate: &Candidate) -> Verdict {

@@ -301,7 +301,7 @@ impl Front for Printed<'_> {
     fn second(&mut self, recording: &mut Recording) {
         let at = recording.recorder.elapsed();
         lock(&self.watch).tick(at, recording.recorder.memory());
-        self.judge.look(&self.watch, at);
+        self.judge.look(&self.watch, &recording.recorder.live, at);
     }
 
     fn turn(&mut self, recording: &mut Recording) -> bool {

@@ -8,7 +8,7 @@ use crate::profile::interval::of_bytes;
 use crate::report::human::{self, Human};
 use crate::report::info::describe_losses;
 use crate::report::leaks::render::headline;
-use crate::report::leaks::{Overall, Report};
+use crate::report::leaks::{Overall, Report, Site};
 use crate::report::top::interval_text;
 use serde::Serialize;
 use std::fmt::Write;
@@ -112,6 +112,7 @@ struct Json<'a> {
     headline: Option<String>,
     window_seconds: f64,
     sites: Vec<JsonSite>,
+    leaks: &'a [Site],
 }
 
 #[derive(Debug, Serialize)]
@@ -150,6 +151,7 @@ pub fn json(picture: &Picture, beside: &Beside<'_>, watch: &Watch, rows: usize) 
         headline: report.map(headline),
         window_seconds: picture.window,
         sites: lines.iter().take(rows).map(|line| site(line, picture)).collect(),
+        leaks: &beside.report.leaks[..beside.report.leaks.len().min(rows)],
     };
     // Plain numbers and strings: nothing in it can fail.
     serde_json::to_string(&line).unwrap_or_default() + "\n"

@@ -10,6 +10,7 @@ pub mod screen;
 pub mod series;
 pub mod source;
 pub mod state;
+pub mod survivors;
 pub mod terminal;
 pub mod text;
 pub mod view;

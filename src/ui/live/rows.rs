@@ -186,6 +186,7 @@ pub fn lines(picture: &Picture, choice: &Choice, watch: &Watch) -> Lines {
             let bytes = |number: &u32| amounts.get(number).map_or(0.0, |amount| amount.live.bytes);
             stacks.sort_by(|a, b| bytes(b).total_cmp(&bytes(a)).then(a.cmp(b)));
             let tree = Callers {
+                watch,
                 choice,
                 has_baseline,
                 amounts: &amounts,
@@ -254,6 +255,7 @@ fn hash(value: &impl Hash) -> u64 {
 
 /// What is needed to take the stacks of a row apart.
 struct Callers<'a> {
+    watch: &'a Watch,
     choice: &'a Choice,
     has_baseline: bool,
     amounts: &'a HashMap<u32, &'a Amount>,
@@ -329,7 +331,7 @@ impl Callers<'_> {
             has_callers: false,
             is_open: false,
             level,
-            label: format!("({} further stacks)", stacks.len()),
+            label: format!("({} further stacks)", self.watch.different(stacks)),
             frame: None,
             amount,
             stacks: stacks.to_vec(),

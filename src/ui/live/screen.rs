@@ -1,17 +1,20 @@
 //! The full-screen view: a recording's front that draws and obeys keys.
 
 use super::lock;
-use super::rows::{Lines, lines};
+use super::rows::{Line, Lines, lines};
 use super::source::Sources;
 use super::state::{Command, State};
+use super::survivors::{complete, survivors};
 use super::terminal::Terminal;
 use super::view::{Header, View, draw};
 use super::watch::{Picture, Watch};
+use crate::collect::live::Live;
 use crate::collect::recorder::{Saved, losses};
 use crate::collect::resolve;
 use crate::profile::names::{ProfileNames, SuffixStyle};
 use crate::report::info::describe_losses;
 use crate::report::leaks::Report;
+use crate::report::types::TypeRow;
 use crate::ui::cli::recording::{Front, Recording, facts};
 use crossbeam_channel::{RecvTimeoutError, TryRecvError};
 use ratatui::crossterm::event::{Event, KeyEventKind};
@@ -19,8 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A verdict costs time: this part of it at most.
-const VERDICT_SHARE: u32 = 200;
+/// A verdict costs time: this part of it at most; and so do the types of the survivors, and a new picture.
+const SHARE: u32 = 200;
 /// And it is not looked for more often than this.
 const VERDICT_PAUSE: Duration = Duration::from_secs(2);
 /// What was said is shown for so long.
@@ -35,14 +38,49 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Judges if it is time to.
-    pub fn look(&mut self, watch: &Mutex<Watch>, at: Duration) {
+    /// Judges if it is time to; `live` is what is alive.
+    pub fn look(&mut self, watch: &Mutex<Watch>, live: &Mutex<Live>, at: Duration) {
         if at >= self.next {
             let begun = Instant::now();
-            self.report = Some(lock(watch).judge(at));
-            let pause = begun.elapsed().saturating_mul(VERDICT_SHARE).max(VERDICT_PAUSE);
+            let mut report = lock(watch).judge(at);
+            complete(&mut report, watch, live, at);
+            self.report = Some(report);
+            let pause = begun.elapsed().saturating_mul(SHARE).max(VERDICT_PAUSE);
             self.next = at + pause;
         }
+    }
+}
+
+/// The types of the selected line's survivors.
+#[derive(Debug, Default)]
+struct Kinds {
+    /// The line.
+    key: Option<u64>,
+    rows: Vec<TypeRow>,
+    /// They are of a later time than the rest of the picture, which stands still.
+    is_later: bool,
+    next: Option<Instant>,
+}
+
+impl Kinds {
+    /// Looks at those of `line`, if it is another or `is_new` says that there are new numbers, as often as that may cost time.
+    fn look(&mut self, line: Option<&Line>, is_new: bool, watch: &Mutex<Watch>, live: &Mutex<Live>) {
+        let key = line.map(|line| line.key);
+        let is_other = key != self.key;
+        if is_other {
+            self.key = key;
+            self.rows.clear();
+        }
+        let begun = Instant::now();
+        let is_missing = is_other || self.rows.is_empty();
+        let Some(line) = line.filter(|_| (is_new || is_missing) && self.next.is_none_or(|next| begun >= next)) else {
+            return;
+        };
+        if let Some([found]) = survivors(watch, live, &[&line.stacks], false).as_deref_mut() {
+            self.rows = std::mem::take(&mut found.types);
+            self.is_later = !is_new;
+        }
+        self.next = Some(begun + begun.elapsed().saturating_mul(SHARE));
     }
 }
 
@@ -54,6 +92,7 @@ pub struct Screen {
     state: State,
     picture: Picture,
     lines: Lines,
+    kinds: Kinds,
     judge: Judge,
     sources: Option<Sources>,
     /// Allocator domains that are recorded, for the facts of a save.
@@ -83,6 +122,7 @@ impl Screen {
             header,
             picture: Picture::default(),
             lines: Lines::default(),
+            kinds: Kinds::default(),
             judge: Judge::default(),
             domains,
             interval,
@@ -127,10 +167,11 @@ impl Screen {
         self.is_dirty = true;
     }
 
-    fn show(&mut self) {
+    fn show(&mut self, live: &Mutex<Live>) {
         let place = self.state.place(&self.lines.lines);
         let selected = self.lines.lines.get(place);
         let past = selected.map_or_else(Vec::new, |line| lock(&self.watch).past(&line.stacks, self.picture.at));
+        self.kinds.look(selected, !self.state.is_paused, &self.watch, live);
         let sources = self.sources.as_ref();
         let view = View {
             header: &self.header,
@@ -138,6 +179,8 @@ impl Screen {
             lines: &self.lines,
             place,
             past: &past,
+            types: &self.kinds.rows,
+            are_types_later: self.kinds.is_later,
             report: self.judge.report.as_ref(),
             source: &|frame| sources.and_then(|sources| sources.line(frame)),
             has_colour: self.has_colour,
@@ -265,7 +308,7 @@ impl Front for Screen {
             self.header.rss = memory.rss;
         }
         lock(&self.watch).tick(at, recorder.memory());
-        self.judge.look(&self.watch, at);
+        self.judge.look(&self.watch, &recorder.live, at);
         let losses = losses(&recorder.counters(), &resolve::lock(&recorder.live));
         self.header.losses = if losses.is_empty() {
             String::new()
@@ -304,7 +347,7 @@ impl Front for Screen {
         }
         self.is_over |= self.terminal.is_gone();
         if self.is_dirty && !self.is_over {
-            self.show();
+            self.show(&recording.recorder.live);
         }
         self.is_over
     }

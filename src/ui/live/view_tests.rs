@@ -75,6 +75,17 @@ fn header() -> Header {
 
 /// The screen, after these keys.
 fn screen(watch: &mut Watch, size: (u16, u16), keys: &str, header: &Header) -> (Vec<String>, State) {
+    screen_with(watch, size, keys, header, &[])
+}
+
+/// The same, with these types of survivors.
+fn screen_with(
+    watch: &mut Watch,
+    size: (u16, u16),
+    keys: &str,
+    header: &Header,
+    types: &[TypeRow],
+) -> (Vec<String>, State) {
     let at = Duration::from_secs(60);
     let report = watch.judge(at);
     let picture = watch.picture(at);
@@ -103,6 +114,8 @@ fn screen(watch: &mut Watch, size: (u16, u16), keys: &str, header: &Header) -> (
         lines: &lines,
         place,
         past: &past,
+        types,
+        are_types_later: false,
         report: Some(&report),
         source: &|frame| Some(format!("source of {}", frame.line).into()),
         has_colour: false,
@@ -171,7 +184,7 @@ fn a_small_screen() {
     assert_eq!(shown[6], "     ▾LIVE     ± 95 % GROWTH/MIN     ± 95 %   SITE");
     assert_eq!(
         shown[7],
-        " 600.0 KiB        0 B +600.0 KiB        0 B ▸ /srv/app/sessions.py:12 open_session"
+        " 600.0 KiB        0 B +600.0 KiB        0 B ▸ …v/app/sessions.py:12 open_session"
     );
     assert!(
         shown[8].starts_with(" 100.0 KiB        0 B +100.0 KiB        0 B ▸ /srv/app/table.py:7 load"),
@@ -179,7 +192,7 @@ fn a_small_screen() {
         shown[8]
     );
     assert!(
-        shown[19].starts_with("/srv/app/sessions.py:12 open_session ── 600.0 KiB in 60 samples"),
+        shown[19].starts_with("…ns.py:12 open_session ── 600.0 KiB in 60 samples"),
         "{}",
         shown[19]
     );
@@ -214,7 +227,7 @@ fn keys_change_what_is_shown() {
     );
     assert_eq!(show("3")[6], "      LIVE     ± 95 %    ▾OBJECTS   SITE");
     let opened = show("\n");
-    assert!(opened[7].contains("▾ /srv/app/sess"), "{}", opened[7]);
+    assert!(opened[7].contains("▾ …v/app/sess"), "{}", opened[7]);
     assert!(opened[8].contains("    /srv/app/main.py:40 main"), "{}", opened[8]);
     let filtered = show("/table\n");
     assert!(
@@ -238,6 +251,42 @@ fn keys_change_what_is_shown() {
     assert!(
         shown[23].contains("saving into run") && shown[2].ends_with("lost: 7 frees_missed"),
         "{shown:?}"
+    );
+}
+
+fn type_row(name: &str, objects: f64) -> TypeRow {
+    TypeRow {
+        name: name.to_owned(),
+        objects,
+        objects_margin: objects / 10.0,
+        bytes: objects * 64.0,
+        bytes_margin: objects * 6.4,
+        samples: 10,
+    }
+}
+
+#[test]
+fn types_of_the_selected_row() {
+    let mut rows = vec![type_row("dict", 41_000.0), type_row("str", 300.0)];
+    let show = |rows: &[TypeRow], width| screen_with(&mut watch(APP), (width, 24), "", &header(), rows).0;
+    assert_eq!(show(&rows, 80)[21], "   dict ×41,000 ± 4,100, str ×300 ± 30");
+    assert!(show(&rows, 80)[22].starts_with(" 600.0 KiB "));
+    // Whatever there is, the line has one row; a long name is cut at its beginning, and none is obeyed.
+    rows.push(type_row(&format!("\x1b[2J\u{301}{}Last", "package.".repeat(500)), 20.0));
+    rows.extend((0..1000).map(|number| type_row(&format!("T{number}"), 10.0)));
+    assert_eq!(
+        show(&rows, 80)[21],
+        "   dict ×41,000 ± 4,100, str ×300 ± 30, 1,001 more types"
+    );
+    let shown = &show(&rows, 120)[21];
+    assert!(
+        shown.contains(".package.Last ×20 ± 2, T0 ×10 ± 1, 999 more types"),
+        "{shown}"
+    );
+    assert_eq!(show(&rows[..2], 30)[21], "   dict ×41,000 ± 4,100, 1 mo…");
+    assert_eq!(
+        show(&[type_row("\x1b[2J\u{301}", 1.0)], 80)[21],
+        "   \\u{1b}[2J\\u{301} ×1 ± 0"
     );
 }
 

@@ -12,15 +12,19 @@ use crate::collect::tree::{NamedFrame, StackNode, Tree};
 use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
 use crate::profile::sampling::{WeightCache, Weights};
+use crate::profile::sidecar::DOMAIN_UNKNOWN;
 use crate::report::leaks::memory::Limit;
 use crate::report::leaks::{Facts, OwnCode, Report, Tracker, judge};
+use pyheap_protocol::domain::NAMES as DOMAINS;
 use std::borrow::Cow;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Stacks that are told apart.
+/// Stacks that are told apart; one is of an allocator domain and a thread.
 const MAX_STACKS: usize = 20_000;
+/// From so many on, new ones are not told apart by thread.
+const MAX_APART: usize = 10_000;
 /// Rates are those of this time.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// Distance of the moments that are remembered of it.
@@ -40,10 +44,28 @@ struct Moment {
     churn: f64,
 }
 
+/// What a stack is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    node: StackNode,
+    /// Allocator domain.
+    domain: u8,
+    /// Number of the thread; 0 is one that is not known, or not kept apart.
+    thread: u32,
+}
+
+/// A trace of the recording.
+#[derive(Debug, Clone, Copy)]
+struct Traced {
+    node: Option<StackNode>,
+    /// Its stack, from its first allocation on: that tells thread and domain.
+    stack: Option<u32>,
+}
+
 /// One stack.
 #[derive(Debug)]
 struct Stack {
-    node: StackNode,
+    key: Key,
     /// The allocating line.
     leaf: NamedFrame,
     now: Moment,
@@ -120,7 +142,7 @@ pub struct StackNow {
     pub number: u32,
     /// The allocating line.
     pub leaf: NamedFrame,
-    /// The thread that allocates, if that is known.
+    /// Name and number of the thread that allocates, if that is known.
     pub thread: Option<Arc<str>>,
     /// How much.
     pub amount: Amount,
@@ -163,9 +185,13 @@ pub struct Course {
 pub struct Watch {
     tree: Tree,
     stacks: Vec<Stack>,
-    by_node: HashMap<StackNode, u32>,
-    /// The stack of each trace, by trace index - 1.
-    of_trace: Vec<u32>,
+    by_key: HashMap<Key, u32>,
+    /// By trace index - 1.
+    traces: Vec<Traced>,
+    /// Names of threads.
+    names: HashMap<u32, String>,
+    /// The same with their numbers, of all threads that have allocated.
+    threads: HashMap<u32, Arc<str>>,
     period: u64,
     weights: WeightCache,
     sampled: u64,
@@ -190,8 +216,10 @@ impl Watch {
         let mut watch = Self {
             tree: Tree::default(),
             stacks: Vec::new(),
-            by_node: HashMap::new(),
-            of_trace: Vec::new(),
+            by_key: HashMap::new(),
+            traces: Vec::new(),
+            names: HashMap::new(),
+            threads: HashMap::new(),
             period,
             weights: WeightCache::new(Weights::Period(period)),
             sampled: 0,
@@ -213,7 +241,12 @@ impl Watch {
             function: text,
         };
         let node = watch.tree.insert(std::slice::from_ref(&rest)).unwrap_or_default();
-        watch.new_stack(node, rest);
+        let key = Key {
+            node,
+            domain: DOMAIN_UNKNOWN,
+            thread: 0,
+        };
+        watch.new_stack(key, rest);
         watch
     }
 
@@ -222,7 +255,14 @@ impl Watch {
         let mut is_again = false;
         match events.first() {
             // What is alive is said again, for files that begin: nothing has happened.
-            Some(Event::Save(_)) => return,
+            Some(Event::Save(_)) => {
+                for event in events {
+                    if let Event::Thread(thread, name) = event {
+                        self.name(*thread, name);
+                    }
+                }
+                return;
+            }
             Some(Event::Period { at, period }) => {
                 self.raise(*at, *period);
                 is_again = true;
@@ -232,12 +272,21 @@ impl Watch {
         for event in events {
             match event {
                 Event::Trace(frames) => {
-                    let stack = self.stack(frames);
-                    self.of_trace.push(stack);
+                    let node = self.tree.insert(frames);
+                    self.traces.push(Traced { node, stack: None });
                 }
+                Event::Thread(thread, name) => self.name(*thread, name),
                 Event::Alloc {
-                    at, trace, size, born, ..
-                } => self.alloc(*at, *trace, *size, *born, is_again),
+                    at,
+                    trace,
+                    size,
+                    born,
+                    domain,
+                    thread,
+                } => {
+                    let stack = self.allocating(*trace, *domain, *thread);
+                    self.alloc(*at, stack, *size, *born, is_again);
+                }
                 Event::Free {
                     at, trace, size, born, ..
                 } => self.free(*at, *trace, *size, *born),
@@ -246,22 +295,57 @@ impl Watch {
         }
     }
 
-    fn stack(&mut self, frames: &[NamedFrame]) -> u32 {
-        let (Some(node), Some(leaf)) = (self.tree.insert(frames), frames.first()) else {
-            return REST;
-        };
-        match self.by_node.get(&node) {
-            Some(&known) => known,
-            None if self.stacks.len() >= MAX_STACKS => REST,
-            None => self.new_stack(node, leaf.clone()),
+    fn name(&mut self, thread: u32, name: &str) {
+        self.names.insert(thread, name.to_owned());
+        if let Some(known) = self.threads.get_mut(&thread) {
+            *known = thread_label(thread, Some(name));
         }
     }
 
-    fn new_stack(&mut self, node: StackNode, leaf: NamedFrame) -> u32 {
+    /// The stack that a trace allocates for.
+    fn allocating(&mut self, trace: u32, domain: u8, thread: u32) -> u32 {
+        let place = (trace as usize).wrapping_sub(1);
+        match self.traces.get(place) {
+            None | Some(Traced { node: None, .. }) => REST,
+            Some(Traced { stack: Some(known), .. }) => *known,
+            Some(&Traced {
+                node: Some(node),
+                stack: None,
+            }) => {
+                let stack = self.stack(Key { node, domain, thread });
+                self.traces[place].stack = Some(stack);
+                stack
+            }
+        }
+    }
+
+    fn stack(&mut self, mut key: Key) -> u32 {
+        if let Some(&known) = self.by_key.get(&key) {
+            return known;
+        }
+        if self.stacks.len() >= MAX_APART {
+            key.thread = 0;
+            if let Some(&known) = self.by_key.get(&key) {
+                return known;
+            }
+        }
+        let leaf = self.tree.frames(key.node).next().cloned();
+        match leaf {
+            Some(leaf) if self.stacks.len() < MAX_STACKS => self.new_stack(key, leaf),
+            _ => REST,
+        }
+    }
+
+    fn new_stack(&mut self, key: Key, leaf: NamedFrame) -> u32 {
         let number = self.stacks.len() as u32;
-        self.by_node.insert(node, number);
+        self.by_key.insert(key, number);
+        if key.thread != 0 {
+            let name = self.names.get(&key.thread).map(String::as_str);
+            let label = || thread_label(key.thread, name);
+            self.threads.entry(key.thread).or_insert_with(label);
+        }
         self.stacks.push(Stack {
-            node,
+            key,
             leaf,
             now: Moment::default(),
             births: 0.0,
@@ -274,14 +358,10 @@ impl Watch {
 
     fn stack_of(&self, trace: u32) -> u32 {
         let place = (trace as usize).checked_sub(1);
-        place
-            .and_then(|place| self.of_trace.get(place))
-            .copied()
-            .unwrap_or(REST)
+        place.and_then(|place| self.traces.get(place)?.stack).unwrap_or(REST)
     }
 
-    fn alloc(&mut self, at: Duration, trace: u32, size: u64, born: u64, is_again: bool) {
-        let number = self.stack_of(trace);
+    fn alloc(&mut self, at: Duration, number: u32, size: u64, born: u64, is_again: bool) {
         let weight = self.weights.of(size);
         let bytes = size as f64 * weight.objects;
         let Some(stack) = self.stacks.get_mut(number as usize) else {
@@ -327,7 +407,7 @@ impl Watch {
     fn raise(&mut self, at: Duration, period: u64) {
         self.period = period;
         self.weights = WeightCache::new(Weights::Period(period));
-        self.of_trace.clear();
+        self.traces.clear();
         for stack in &mut self.stacks {
             stack.births = 0.0;
             // A difference between now and then is one between independent samples at worst: all went, and others come.
@@ -423,7 +503,7 @@ impl Watch {
                 StackNow {
                     number: number as u32,
                     leaf: stack.leaf.clone(),
-                    thread: None,
+                    thread: self.threads.get(&stack.key.thread).cloned(),
                     amount,
                 }
             })
@@ -490,8 +570,27 @@ impl Watch {
 
     /// The frames of a stack, innermost first.
     pub fn frames(&self, number: u32) -> impl Iterator<Item = &NamedFrame> {
-        let node = self.stacks.get(number as usize).map(|stack| stack.node);
+        let node = self.stacks.get(number as usize).map(|stack| stack.key.node);
         self.tree.frames(node.unwrap_or_default())
+    }
+
+    /// How many different stacks these are, whatever thread and domain they are of.
+    #[must_use]
+    pub fn different(&self, stacks: &[u32]) -> usize {
+        let nodes = stacks.iter().filter_map(|number| self.stacks.get(*number as usize));
+        nodes.map(|stack| stack.key.node).collect::<HashSet<_>>().len()
+    }
+
+    /// The period that samples stand for, in bytes.
+    #[must_use]
+    pub fn period(&self) -> u64 {
+        self.period
+    }
+
+    /// Traces of the recording with the stacks that they count for.
+    pub fn traces(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let numbered = (1..).zip(&self.traces);
+        numbered.map(|(trace, traced): (u32, _)| (trace, traced.stack.unwrap_or(REST)))
     }
 
     /// The verdict on what was seen until `at`, or since the period was last raised.
@@ -505,10 +604,19 @@ impl Watch {
         let facts = Known {
             tree: &self.tree,
             stacks: &self.stacks,
+            names: &self.names,
             memory: &memory,
         };
         let elapsed = at.saturating_sub(self.tracker_begun);
         judge(&mut self.tracker, elapsed, &facts, self.limit)
+    }
+}
+
+/// As `pyheap top --by thread` calls it.
+fn thread_label(number: u32, name: Option<&str>) -> Arc<str> {
+    match name {
+        Some(name) => format!("{name} ({number})").into(),
+        None => number.to_string().into(),
     }
 }
 
@@ -528,7 +636,7 @@ fn change(now: &Moment, then: &Moment) -> Bounded {
 
 /// The frames of a stack, outermost first.
 fn stack_frames<'a>(tree: &'a Tree, stacks: &[Stack], number: u32) -> Vec<StackFrame<'a>> {
-    let node = stacks.get(number as usize).map(|stack| stack.node);
+    let node = stacks.get(number as usize).map(|stack| stack.key.node);
     let frame = |frame: &'a NamedFrame| StackFrame {
         file: Cow::Borrowed(&*frame.file),
         line: frame.line,
@@ -543,6 +651,7 @@ fn stack_frames<'a>(tree: &'a Tree, stacks: &[Stack], number: u32) -> Vec<StackF
 struct Known<'a> {
     tree: &'a Tree,
     stacks: &'a [Stack],
+    names: &'a HashMap<u32, String>,
     memory: &'a [(u64, MemorySample)],
 }
 
@@ -551,8 +660,19 @@ impl Facts for Known<'_> {
         stack_frames(self.tree, self.stacks, trace)
     }
 
-    fn origin(&self, _: u32) -> (Option<String>, Option<String>) {
-        (None, None)
+    fn origin(&self, trace: u32) -> (Option<String>, Option<String>) {
+        let Some(Key { domain, thread, .. }) = self.stacks.get(trace as usize).map(|stack| stack.key) else {
+            return (None, None);
+        };
+        let name = || self.names.get(&thread).cloned().unwrap_or_else(|| thread.to_string());
+        let domain = DOMAINS.get(usize::from(domain)).map(|name| (*name).to_owned());
+        (domain, (thread != 0).then(name))
+    }
+
+    fn live_bytes(&self, trace: u32, _: &dyn Fn(u64) -> f64) -> f64 {
+        self.stacks
+            .get(trace as usize)
+            .map_or(0.0, |stack| stack.now.live.bytes)
     }
 
     fn births(&self, _: u32) -> Option<&[(u64, u64)]> {

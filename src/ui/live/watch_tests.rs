@@ -71,6 +71,89 @@ fn amounts_are_those_of_the_events() {
     );
 }
 
+/// Of one line two threads, one of which gets its name late; what is of no thread stands apart.
+#[test]
+fn threads_are_told_apart_and_named() {
+    let mut watch = watch(1);
+    let by = |trace: u32, thread: u32, size: u64, domain: u8| Event::Alloc {
+        at: seconds(1),
+        trace,
+        size,
+        born: 1000,
+        domain,
+        thread,
+    };
+    watch.events(&[
+        Event::Trace(vec![frame(1)]),
+        by(1, 77, 100, 2),
+        Event::Trace(vec![frame(1)]),
+        Event::Thread(78, "worker".to_owned()),
+        by(2, 78, 1000, 1),
+        Event::Trace(vec![frame(1)]),
+        by(3, 0, 10, 2),
+        by(1, 77, 1, 2),
+    ]);
+    let threads = |watch: &Watch| -> Vec<(Option<String>, f64)> {
+        let stacks = watch.picture(seconds(2)).stacks;
+        let row = |stack: &StackNow| (stack.thread.as_deref().map(str::to_owned), stack.amount.live.bytes);
+        stacks.iter().map(row).collect()
+    };
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(
+        threads(&watch),
+        [(text("77"), 101.0), (text("worker (78)"), 1000.0), (None, 10.0)]
+    );
+    // A name that comes late, also with what is said again for files; a free finds its thread.
+    let request = crate::collect::files::SaveRequest {
+        base: "run".into(),
+        facts: crate::profile::facts::Facts::default(),
+        at: seconds(2),
+    };
+    watch.events(&[
+        Event::Save(Box::new(request)),
+        Event::Thread(77, "MainThread".to_owned()),
+        Event::Trace(vec![frame(1)]),
+    ]);
+    watch.events(&[free(3, 2, 1000, 1)]);
+    assert_eq!(threads(&watch)[0], (text("MainThread (77)"), 101.0));
+    assert_eq!(threads(&watch)[1].1, 0.0);
+    assert_eq!(watch.different(&[1, 2, 3]), 1);
+    let known = Known {
+        tree: &watch.tree,
+        stacks: &watch.stacks,
+        names: &watch.names,
+        memory: &[],
+    };
+    assert_eq!(known.origin(1), (text("obj"), text("MainThread")));
+    assert_eq!(known.origin(3), (text("obj"), None));
+    assert_eq!(known.origin(0), (None, None));
+}
+
+/// With very many stacks threads are the first that are no longer told apart.
+#[test]
+fn many_stacks_have_no_threads() {
+    let mut watch = watch(1);
+    for number in 0..MAX_STACKS as u32 + 500 {
+        let thread = number % 2 + 1;
+        watch.events(&[
+            Event::Trace(vec![frame(number / 2)]),
+            Event::Alloc {
+                at: seconds(1),
+                trace: number + 1,
+                size: 10,
+                born: 1000,
+                domain: 2,
+                thread,
+            },
+        ]);
+    }
+    let picture = watch.picture(seconds(2));
+    assert_eq!(picture.total.live.bytes, 10.0 * (MAX_STACKS as f64 + 500.0));
+    let named = picture.stacks.iter().filter(|stack| stack.thread.is_some()).count();
+    assert_eq!(named, MAX_APART - 1);
+    assert!(picture.stacks.len() < MAX_STACKS && picture.stacks.iter().all(|stack| &*stack.leaf.file != NOT_KEPT));
+}
+
 #[test]
 fn growth_is_that_of_the_last_minute() {
     let mut watch = watch(1);
