@@ -22,10 +22,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A verdict costs time: this part of it at most; and so do the types of the survivors, and a new picture.
+/// A verdict costs time: this part of it at most; and so do the types of the survivors.
 const SHARE: u32 = 200;
 /// And it is not looked for more often than this.
 const VERDICT_PAUSE: Duration = Duration::from_secs(2);
+/// And so does a new picture of very many stacks.
+const PICTURE_SHARE: u32 = 100;
 /// What was said is shown for so long.
 const MESSAGE: Duration = Duration::from_secs(8);
 
@@ -342,8 +344,9 @@ impl Front for Screen {
         }
         let at = recording.recorder.elapsed();
         if at >= self.next {
-            self.next = at + self.interval;
+            let begun = Instant::now();
             self.refresh(at);
+            self.next = at + self.interval.max(begun.elapsed() * PICTURE_SHARE);
         }
         self.is_over |= self.terminal.is_gone();
         if self.is_dirty && !self.is_over {

@@ -163,6 +163,10 @@ impl State {
 
     fn table(&mut self, code: KeyCode, lines: &[Line]) -> Option<Command> {
         let place = self.place(lines);
+        // Who asks for another order wants to see what is first in it.
+        if let KeyCode::Char('o' | '>' | '<' | '1'..='5' | 'r' | 'b' | 'B') = code {
+            self.selected = None;
+        }
         let choice = &mut self.choice;
         match code {
             KeyCode::Char('q') => return Some(Command::Quit),
@@ -275,6 +279,13 @@ mod tests {
         press(&mut state, "g", &lines);
         lines.swap(0, 1);
         assert_eq!(state.place(&lines), 0);
+        // So does another order.
+        for key in ["o", "2", "r", "b"] {
+            press(&mut state, "↓", &lines);
+            assert!(state.selected.is_some());
+            press(&mut state, key, &lines);
+            assert_eq!((state.selected, state.place(&lines)), (None, 0), "{key}");
+        }
         // What has gone leaves the place.
         press(&mut state, "↓", &lines);
         lines.truncate(1);
