@@ -248,8 +248,18 @@ fn walk(test: &str, size: (u32, u32)) {
     if size.0 >= 200 {
         pane.wait_text("│ many(2000)");
     }
+    pane.wait_text("   bytes ×3,000 ± 0");
     pane.keys(&["Escape"]);
     pane.wait("all rows", |screen| row(screen, &truth, "big").is_some());
+
+    // Threads.
+    let main = format!("MainThread ({})", target.pid);
+    pane.keys(&["t", "t", "t"]);
+    pane.wait("the main thread", |screen| {
+        screen.iter().any(|line| line.ends_with("  THREAD")) && screen.iter().any(|line| line.contains(&main))
+    });
+    pane.keys(&["t"]);
+    pane.wait("lines again", |screen| row(screen, &truth, "big").is_some());
 
     // Baseline, pause.
     pane.keys(&["b"]);
@@ -510,6 +520,7 @@ fn lines_of_json_where_there_is_no_terminal() {
         (&target.pid.into(), &1.into(), &serde_json::json!({}))
     );
     assert!(line["sites"].as_array().unwrap().len() <= 5);
+    assert!(line["leaks"].is_array(), "{line}");
     let site = &line["sites"][0];
     assert_eq!(
         (&site["function"], &site["line"], &site["live_bytes_margin"]),

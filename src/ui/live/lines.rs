@@ -174,3 +174,58 @@ fn site(line: &Line, picture: &Picture) -> JsonSite {
         age_seconds: amount.age(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::collect::resolve::Event;
+    use crate::collect::tree::NamedFrame;
+    use crate::report::leaks::OwnCode;
+
+    /// A site that keeps 10 KiB a second for a minute, in a thread with a name.
+    #[test]
+    fn a_line_of_json_has_the_leaks_as_the_leaks_command_says_them() {
+        let mut watch = Watch::new(1, OwnCode::default(), None);
+        let frame = NamedFrame {
+            file: "app.py".into(),
+            line: 12,
+            function: "keep".into(),
+        };
+        watch.events(&[Event::Trace(vec![frame]), Event::Thread(7, "worker".to_owned())]);
+        for second in 0..60 {
+            watch.events(&[Event::Alloc {
+                at: Duration::from_secs(second),
+                trace: 1,
+                size: 10_240,
+                born: second * 1000,
+                domain: 2,
+                thread: 7,
+            }]);
+        }
+        let at = Duration::from_secs(60);
+        let report = watch.judge(at);
+        let beside = Beside {
+            pid: 1,
+            python: "3.12.1",
+            command: "python app.py",
+            rss_first: 0,
+            rss: 0,
+            losses: &Losses::default(),
+            report: &report,
+        };
+        let line = |rows| -> serde_json::Value {
+            let line = json(&watch.picture(at), &beside, &watch, rows);
+            assert!(line.ends_with('\n') && line.lines().count() == 1);
+            serde_json::from_str(&line).unwrap()
+        };
+        let leaks = &line(5)["leaks"];
+        assert_eq!(*leaks, serde_json::to_value(&report.leaks).unwrap());
+        let leak = &leaks[0];
+        assert_eq!(
+            (&leak["verdict"], &leak["thread"], &leak["domain"]),
+            (&"leak".into(), &"worker".into(), &"obj".into())
+        );
+        assert_eq!(leak["stack"][0]["function"], "keep");
+        assert_eq!(line(0)["leaks"], serde_json::json!([]));
+    }
+}

@@ -23,11 +23,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A verdict costs time: this part of it at most; and so do the types of the survivors.
-const SHARE: u32 = 200;
+const SHARE: u32 = 400;
 /// And it is not looked for more often than this.
 const VERDICT_PAUSE: Duration = Duration::from_secs(2);
 /// And so does a new picture of very many stacks.
-const PICTURE_SHARE: u32 = 100;
+const PICTURE_SHARE: u32 = 200;
 /// What was said is shown for so long.
 const MESSAGE: Duration = Duration::from_secs(8);
 
