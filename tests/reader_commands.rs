@@ -137,6 +137,13 @@ fn top_filters_by_file_function_thread_and_time() {
     // A recording that is over is shown once.
     assert_eq!(text(&["top", base, "--follow"]), text(&["top", base]));
     assert_eq!(pyheap(&["top", base, "--at", "noon"]).status.code(), Some(2));
+    // `info` means the same by the same words.
+    for filter in [&[][..], &["--file", "burst.py"], &["--thread", "12"]] {
+        let info = json(&[&["info", base, "--at", "30s"][..], filter].concat());
+        let top = json(&[&["top", base, "--at", "30s"][..], filter].concat());
+        assert_eq!(info["estimated_live_bytes"], top["live_bytes"], "{filter:?}");
+        assert_eq!(info["live_at_seconds"], 30.0);
+    }
     assert_eq!(pyheap(&["top", base, "--file", "["]).status.code(), Some(2));
     let flame = text(&["flame", base, "--at", "30s", "--function", "burst"]);
     assert_eq!(flame, "main (/srv/app.py:3);burst (/srv/lib/burst.py:8) 1048576\n");

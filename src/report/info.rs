@@ -44,15 +44,17 @@ pub struct Info {
     pub traces: u32,
     /// Snapshots in the digest, if there is one.
     pub digest_snapshots: Option<usize>,
-    /// Live at the end, by estimate.
+    /// The moment of what is said to be alive: the end, unless another was asked for.
+    pub live_at_seconds: f64,
+    /// Live at that moment, by estimate; of what was asked for.
     pub estimated_live_bytes: f64,
     /// Margin of that.
     pub estimated_live_bytes_margin: f64,
-    /// Live objects at the end, by estimate.
+    /// Live objects then, by estimate.
     pub estimated_live_objects: f64,
     /// Margin of that.
     pub estimated_live_objects_margin: f64,
-    /// Bytes allocated in all, by estimate.
+    /// Bytes allocated until then, by estimate.
     pub estimated_allocated_bytes: f64,
     /// The target's memory at first and at last.
     pub memory: Option<(MemorySample, MemorySample)>,
@@ -89,7 +91,7 @@ impl Info {
             bytes(self.estimated_live_bytes_margin),
             count(self.estimated_live_objects),
             count(self.estimated_live_objects_margin),
-            Human(Duration::try_from_secs_f64(self.elapsed_seconds).unwrap_or_default()),
+            Human(Duration::try_from_secs_f64(self.live_at_seconds).unwrap_or_default()),
         );
         for (name, value) in self.lines() {
             let _ = writeln!(text, "{name:<10} {}", clean(&value));

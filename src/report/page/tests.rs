@@ -54,6 +54,7 @@ fn parts(reader: &Reader) -> (Report, Info) {
         allocations: scan.allocations,
         traces: reader.trace_count(),
         digest_snapshots: None,
+        live_at_seconds: 0.0,
         estimated_live_bytes: 0.0,
         estimated_live_bytes_margin: 0.0,
         estimated_live_objects: 0.0,

@@ -1,11 +1,13 @@
 //! `pyheap info`: of a profile, or of a process.
 
 use super::info_run;
+use super::select::FilterArgs;
 use crate::attach::session::{is_copy, regions, user_of};
 use crate::attach::{Refusal, preflight};
 use crate::profile::names::ProfileNames;
 use crate::report::human;
 use crate::ui::output::to_stdout;
+use crate::ui::units::Moment;
 use pyheap_injector::infect::Found;
 use serde::Serialize;
 use std::error::Error;
@@ -21,9 +23,17 @@ pub struct Args {
     #[arg(value_name = "BASE|PID")]
     pub what: PathBuf,
 
+    /// Of a profile: the moment for what is alive: time since the start (`90s`), before the end (`-1m`), or absolute.
+    #[arg(long, value_name = "TIME", default_value = "end", allow_hyphen_values = true)]
+    pub at: Moment,
+
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+
+    /// Of a profile: which traces count for what is alive.
+    #[command(flatten)]
+    pub filter: FilterArgs,
 }
 
 /// What there is in a process.
@@ -65,10 +75,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let pid = args.what.to_str().and_then(|text| text.parse::<i32>().ok());
     match pid {
         Some(pid) if ProfileNames::find(&args.what).is_none() => Ok(process(pid, args.json)?),
-        _ => info_run::run(&info_run::Args {
-            base: args.what.clone(),
-            json: args.json,
-        }),
+        _ => info_run::run(args),
     }
 }
 

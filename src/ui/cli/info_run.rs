@@ -1,29 +1,24 @@
 //! `pyheap info`: what a profile is and whether it is whole.
 
 use std::error::Error;
-use std::path::PathBuf;
 
+use super::info::Args;
+use super::select;
 use crate::profile::hpc::Digest;
 use crate::profile::names::Part;
 use crate::profile::reader::{ReadError, Reader};
 use crate::report::info::{FileInfo, Info};
 use crate::ui::output::to_stdout;
 
-/// Show what a profile contains: target, duration, sampling, what is alive at its end, losses and damage.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// The profile: its filebase (`run`) or any of its files (`run._hpm`, `run.hpd`). It may still be recorded.
-    #[arg(value_name = "BASE")]
-    pub base: PathBuf,
-
-    /// Print one JSON object. Sizes are in bytes, margins are half the width of the 95 % confidence interval.
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let info = collect(&Reader::open(&args.base)?)?;
+    let reader = Reader::open(&args.what)?;
+    let mut info = collect(&reader)?;
+    let at = select::moment(&reader, args.at)?;
+    if at.is_some() || !args.filter.is_empty() {
+        info.set_live(&select::live(&reader, at, &args.filter.filters(&reader))?.total);
+        info.live_at_seconds = at.map_or(info.elapsed_seconds, |at| at.as_secs_f64());
+    }
     let text = if args.json {
         serde_json::to_string_pretty(&info)? + "\n"
     } else {
@@ -85,6 +80,7 @@ pub fn collect(reader: &Reader) -> Result<Info, ReadError> {
         allocations: scan.allocations,
         traces: reader.trace_count(),
         digest_snapshots,
+        live_at_seconds: reader.elapsed()?.as_secs_f64(),
         estimated_live_bytes: 0.0,
         estimated_live_bytes_margin: 0.0,
         estimated_live_objects: 0.0,
