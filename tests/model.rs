@@ -3,6 +3,7 @@
 
 mod common;
 
+use ::pyheap::profile::hpc::Digest;
 use common::report::{flame, top};
 use common::target::Target;
 use common::{interpreters, pyheap, scratch, tests_dir};
@@ -174,5 +175,17 @@ fn ours_reads_what_the_model_writes() {
             "{kind}: {alive} {}",
             last.total_usage()
         );
+        // And to the byte, as the original would have made it if it had 64 bits.
+        pyheap::run(["digest", &base, "--compat", "--interval", "60s", "--precision", "0"]).expect_code(0);
+        let digest = Digest::open(std::path::Path::new(&format!("{base}.hpc"))).expect("a digest");
+        let snapshots = (0..digest.len()).map(|place| {
+            let mut entries = digest.snapshot(place).expect("a whole one").entries;
+            entries.sort_unstable();
+            entries
+        });
+        let expected: Vec<Vec<(u32, u64)>> =
+            serde_json::from_value(model(&["digest", &base, "60"])["snapshots"].take()).expect("snapshots");
+        assert!(!expected.is_empty(), "{kind}: longer than a minute");
+        assert_eq!(snapshots.collect::<Vec<_>>(), expected, "{kind}");
     }
 }

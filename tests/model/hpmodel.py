@@ -2,6 +2,7 @@
 """A model of the heapprof files, written from docs/format.md and sharing no code with pyheap.
 
     hpmodel.py live BASE             what BASE.hpm and BASE.hpd say is alive at the end, as JSON
+    hpmodel.py digest BASE SECONDS   the snapshots of a compatible digest with that interval: [[[trace, bytes], ...], ...]
     hpmodel.py synthesize KIND BASE  writes a small profile of that kind
 
 The JSON of `live`: {"live": [{"frames": [[file, line], ...] outermost first, "bytes", "objects", "samples"}], "events",
@@ -102,7 +103,7 @@ def read_hpd(path, damage):
             damage.append("%d microseconds at %d" % (usec, start))
         if word & NEGATIVE:
             damage.append("time goes back at %d" % start)
-        yield word & INDEX, bool(word & FREE), size
+        yield word & INDEX, bool(word & FREE), size, (-1 if word & NEGATIVE else 1) * (sec + usec / 1e6)
 
 
 def scale(table, size):
@@ -117,7 +118,7 @@ def live(base):
     table, traces = read_hpm(base + ".hpm", damage)
     table = sorted(dict(table).items())
     blocks, events = {}, 0  # (trace, size) -> number
-    for index, is_free, size in read_hpd(base + ".hpd", damage):
+    for index, is_free, size, _ in read_hpd(base + ".hpd", damage):
         events += 1
         if index > len(traces):
             damage.append("event of trace %d, which is not there" % index)
@@ -134,6 +135,31 @@ def live(base):
             entry["objects"] += n * scale(table, size)
             entry["samples"] += n
     return {"live": list(out.values()), "events": events, "traces": len(traces), "damage": damage[:20]}
+
+
+def single(value):
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def digest(base, seconds):
+    """What the original's digest has: bytes scaled in single precision, one snapshot a tick, which sees the event that
+    passed it already; time that goes back stands still. A trace whose first event leaves nothing stays, with 0 bytes."""
+    table, _ = read_hpm(base + ".hpm", [])
+    table = [(bound, single(4294967295 / p) if p else 0.0) for bound, p in sorted(dict(table).items())]
+    now, due, sums, snapshots = 0.0, float(seconds), {}, []
+    for index, is_free, size, step in read_hpd(base + ".hpd", []):
+        factor = next((factor for bound, factor in table if size < bound), None)
+        scaled = size if factor is None else int(single(single(size) * factor))
+        scaled = -scaled if is_free else scaled
+        if index in sums and sums[index] + scaled == 0:
+            del sums[index]
+        else:
+            sums[index] = sums.get(index, 0) + scaled
+        now += max(step, 0.0)
+        while now >= due:
+            snapshots.append(sorted(sums.items()))
+            due += float(seconds)
+    return {"snapshots": snapshots}
 
 
 # ---- the other direction ---------------------------------------------------------------------------------------------
@@ -203,4 +229,4 @@ def synthesize(kind, base):
 
 if __name__ == "__main__":
     command, args = sys.argv[1], sys.argv[2:]
-    json.dump({"live": live, "synthesize": synthesize}[command](*args), sys.stdout)
+    json.dump({"live": live, "digest": digest, "synthesize": synthesize}[command](*args), sys.stdout)
