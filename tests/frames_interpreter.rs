@@ -89,7 +89,7 @@ fn a_deleted_executable_is_still_found() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("python-copy");
     let real = std::fs::canonicalize(&python.path).unwrap();
-    std::fs::copy(&real, &copy).unwrap();
+    common::copy_program(&real, &copy);
     let mut command = std::process::Command::new(&copy);
     command.arg(common::python::targets().join("idle.py"));
     if let Some(home) = real.parent().and_then(|bin| bin.parent()) {

@@ -351,8 +351,9 @@ fn program_of_32_bit() -> Vec<u8> {
 fn a_32_bit_program_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("small");
-    std::fs::write(&path, program_of_32_bit()).unwrap();
+    let (bytes, path) = (folder.path().join("bytes"), folder.path().join("small"));
+    std::fs::write(&bytes, program_of_32_bit()).unwrap();
+    common::copy_program(&bytes, &path);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     let Ok(child) = Command::new(&path).spawn() else {
         eprintln!("skipped: this kernel runs no 32-bit programs");
@@ -396,7 +397,7 @@ fn somebody_elses_process_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("test");
-    std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+    common::copy_program(std::env::current_exe().unwrap(), &copy);
     let out = Command::new(&copy)
         .args(["--exact", "somebody_elses_process_is_refused", "--nocapture"])
         .env(VARIABLE, target.pid().to_string())

@@ -174,7 +174,7 @@ fn another_users_process() {
     let dir = scratch();
     // Where nobody can read and run it, whatever the rights of the checkout are.
     let copy = dir.path().join("pyheap");
-    std::fs::copy(common::pyheap::binary(), &copy).expect("room for a copy");
+    common::copy_program(common::pyheap::binary(), &copy);
     let target = Target::start(&python, "accuracy.py", &["0.01"]);
     let before = Picture::of(target.pid);
     let mut command = Command::new("setpriv");
@@ -407,7 +407,7 @@ fn not_dumpable() {
         "--",
     ];
     let copy = dir.path().join("pyheap");
-    std::fs::copy(common::pyheap::binary(), &copy).expect("room for a copy");
+    common::copy_program(common::pyheap::binary(), &copy);
     for file in ["states.py", "protocol.py"] {
         std::fs::copy(common::target_script(file), dir.path().join(file)).expect("room for a copy");
     }

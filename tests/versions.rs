@@ -186,7 +186,7 @@ fn spoiled(python: &Interpreter, how: &str, spoil: impl Fn(&Path)) -> Option<(te
     let program = dir.path().join("python");
     let copy = dir.path().join(library.file_name().unwrap_or_default());
     let real = std::fs::canonicalize(&python.path).expect("it is there");
-    std::fs::copy(&real, &program).expect("room for a copy");
+    common::copy_program(&real, &program);
     std::fs::copy(&library, &copy).expect("room for a copy");
     if !strip(&program) || !strip(&copy) {
         skipped("spoiled", "no strip");

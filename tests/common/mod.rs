@@ -23,7 +23,8 @@ pub mod report;
 pub mod target;
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,17 @@ pub fn skipped(test: &str, why: &str) {
             let _ = writeln!(file, "{line}");
         }
     }
+}
+
+/// Copies a program that will be run. A process of its own does it: of ours, a child that another test starts at this moment
+/// would inherit the descriptor that is open for writing, and until it executes its own program this one is busy.
+pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
+    let copied = Command::new("cp").arg(from.as_ref()).arg(to.as_ref()).status();
+    assert!(
+        copied.is_ok_and(|status| status.success()),
+        "cp {}",
+        from.as_ref().display()
+    );
 }
 
 /// Ends the test that it stands in, and says why.
