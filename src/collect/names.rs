@@ -272,3 +272,35 @@ impl Names {
         self.tree.insert(&[marker]).unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> Names {
+        let layout = Layout::of_minor(12).expect("a known version");
+        Names::new(layout, ProcessMemory::new(i32::MAX), 64, 64)
+    }
+
+    #[test]
+    fn names_without_end_are_not_kept() {
+        let mut names = names();
+        let kept: Vec<_> = (0..4000).filter_map(|n| names.string(&format!("{n:010000}"))).collect();
+        assert!(kept.len() >= MAX_NAME_BYTES / 2 / 10_000 && kept.len() <= MAX_NAME_BYTES / 10_000);
+        assert!(names.string_bytes <= MAX_NAME_BYTES);
+        // What nobody uses any more makes room.
+        drop(kept);
+        assert!((0..4000).all(|n| names.string(&format!("{n:09999}")).is_some()));
+        assert!(names.string_bytes <= MAX_NAME_BYTES);
+    }
+
+    /// The shim says when it forgets, but that word may be lost: more than it has room for are of an earlier generation.
+    #[test]
+    fn generations_end_by_themselves() {
+        let mut generations = Generations::new(64);
+        let forgotten = (0..1000_u64).filter(|&id| generations.insert(id, id)).count();
+        assert_eq!(forgotten, 1000 / 64);
+        assert!(generations.now.len() <= 64 && generations.before.len() <= 64);
+        assert_eq!((generations.get(999), generations.get(1)), (Some(&999), None));
+    }
+}

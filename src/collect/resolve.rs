@@ -527,4 +527,37 @@ mod tests {
         // Each stack has a trace of its first thread, and one for those who came too late.
         assert!((10 + again..=20 + again).contains(&traces), "{traces}");
     }
+
+    /// What no shim can have written ends it, and what came before is kept.
+    #[test]
+    fn what_no_shim_can_have_written_is_refused() {
+        let good = records(2, 1, 3);
+        let bad = |change: &dyn Fn(&mut Alloc)| {
+            let mut alloc = Alloc::read_from_bytes(&good[good.len() - size_of::<Alloc>()..]).unwrap();
+            alloc.id = 1 << 40;
+            change(&mut alloc);
+            let after = Alloc {
+                id: 1 << 41,
+                period: 1,
+                ..alloc
+            };
+            let mut bytes = good.clone();
+            bytes.extend_from_slice(alloc.as_bytes());
+            bytes.extend_from_slice(after.as_bytes());
+            bytes
+        };
+        assert_eq!(resolve(bad(&|_| {})).1.len(), 5);
+        assert_eq!(resolve(bad(&|alloc| alloc.period = 2)).1.len(), 3);
+        assert_eq!(resolve(bad(&|alloc| alloc.size = u64::MAX)).1.len(), 3);
+        assert_eq!(resolve(bad(&|alloc| alloc.head.kind = 99)).1.len(), 3);
+        assert_eq!(resolve(bad(&|alloc| alloc.head.len = 16)).1.len(), 3);
+    }
+
+    #[test]
+    fn more_samples_than_the_table_holds_are_refused() {
+        let most = 3 << 18;
+        let bytes = records(2, 1, 2 * most);
+        let (_, found) = resolve(bytes);
+        assert_eq!(found.len() as u64, most + 1);
+    }
 }

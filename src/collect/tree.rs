@@ -110,4 +110,33 @@ mod tests {
         assert_eq!(tree.insert(&[]), Some(StackNode::default()));
         assert_eq!(tree.frames(StackNode::default()).count(), 0);
     }
+
+    #[test]
+    fn what_a_target_makes_up_without_end_is_not_kept() {
+        let mut tree = Tree::default();
+        let many = |n: usize| frame(&n.to_string());
+        let kept = (0..2 * MAX_FRAMES)
+            .filter(|&n| tree.insert(&[many(n)]).is_some())
+            .count();
+        assert_eq!((kept, tree.frames.len()), (MAX_FRAMES, MAX_FRAMES));
+        let mut tree = Tree::default();
+        let some: Vec<_> = (0..2048).map(many).collect();
+        // Stacks of which each frame is a node of its own.
+        let mut stack = 0;
+        while tree
+            .insert(
+                &[
+                    &some[stack % 2048..][..1],
+                    &some[..stack / 2048 % 2048 + 1],
+                    &some[1..1024],
+                ]
+                .concat(),
+            )
+            .is_some()
+        {
+            stack += 1024;
+            assert!(tree.nodes.len() <= MAX_NODES && stack < 1 << 32);
+        }
+        assert_eq!(tree.nodes.len(), MAX_NODES);
+    }
 }
