@@ -49,13 +49,17 @@ fn copy(from: &Path, to: &Path) {
 
 /// The commit that is being built, for `--version`; "unknown" outside of a checkout.
 fn commit(root: &Path) -> String {
-    println!("cargo::rerun-if-changed={}", root.join(".git/HEAD").display());
-    Command::new("git")
-        .args(["rev-parse", "--short=12", "HEAD"])
-        .current_dir(root)
-        .output()
+    // In a worktree `.git` is a file; and a file that is not there would have everything built anew each time.
+    if let Some(head) = git(root, &["rev-parse", "--git-path", "HEAD"]) {
+        println!("cargo::rerun-if-changed={}", root.join(head).display());
+    }
+    git(root, &["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned())
+}
+
+fn git(root: &Path, words: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(words).current_dir(root).output().ok()?;
+    let text = String::from_utf8(output.stdout)
         .ok()
-        .filter(|output| output.status.success())
-        .and_then(|output| String::from_utf8(output.stdout).ok())
-        .map_or_else(|| "unknown".to_owned(), |text| text.trim().to_owned())
+        .filter(|_| output.status.success())?;
+    Some(text.trim().to_owned())
 }
