@@ -19,7 +19,7 @@ use pyheap::report::export::log::Log;
 use pyheap::report::export::{Export, Metric, collapsed, csv, heapprof, html, json, pprof, speedscope, svg};
 
 /// So long between snapshots that a damaged time cannot ask for millions of them.
-const INTERVAL: Duration = Duration::from_secs(100_000_000);
+const INTERVAL: Duration = Duration::from_secs(100_000_000_000);
 
 /// As a .hpm.
 pub fn hpm(bytes: &[u8]) {
