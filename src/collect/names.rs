@@ -74,6 +74,8 @@ pub struct Names {
     strings: HashSet<Arc<str>>,
     /// Their bytes.
     string_bytes: usize,
+    /// They were looked through for room, and most of them are still in use: until code objects are forgotten that stays so.
+    is_full: bool,
     /// Bytes of line tables in this generation.
     code_bytes: usize,
     /// All stacks.
@@ -103,6 +105,7 @@ impl Names {
             stacks: Generations::new(stacks),
             strings: HashSet::new(),
             string_bytes: 0,
+            is_full: false,
             code_bytes: 0,
             tree: Tree::default(),
             unresolved: 0,
@@ -115,11 +118,15 @@ impl Names {
         if let Some(known) = self.strings.get(text) {
             return Some(Arc::clone(known));
         }
+        if self.is_full {
+            return None;
+        }
         if self.string_bytes + text.len() > MAX_NAME_BYTES {
             // Names that nothing refers to any more make room: short-lived code objects.
             self.strings.retain(|known| Arc::strong_count(known) > 1);
             self.string_bytes = self.strings.iter().map(|known| known.len()).sum();
             if self.string_bytes + text.len() > MAX_NAME_BYTES / 2 {
+                self.is_full = true;
                 return None;
             }
         }
@@ -134,7 +141,7 @@ impl Names {
         let (codes, stacks) = (what & 1 != 0, what & 2 != 0);
         if codes {
             self.codes.forget();
-            self.code_bytes = 0;
+            self.codes_forgotten();
         }
         if stacks {
             self.stacks.forget();
@@ -152,9 +159,14 @@ impl Names {
         let code = info.map(|info| self.keep_code(info));
         self.codes.now.remove(&record.replaces);
         if self.codes.insert(record.id, code) {
-            self.code_bytes = 0;
+            self.codes_forgotten();
         }
         true
+    }
+
+    fn codes_forgotten(&mut self) {
+        self.code_bytes = 0;
+        self.is_full = false;
     }
 
     fn keep_code(&mut self, mut info: CodeInfo) -> Arc<Code> {
@@ -288,8 +300,10 @@ mod tests {
         let kept: Vec<_> = (0..4000).filter_map(|n| names.string(&format!("{n:010000}"))).collect();
         assert!(kept.len() >= MAX_NAME_BYTES / 2 / 10_000 && kept.len() <= MAX_NAME_BYTES / 10_000);
         assert!(names.string_bytes <= MAX_NAME_BYTES);
-        // What nobody uses any more makes room.
+        // What nobody uses any more makes room, when code objects are forgotten: only then it is looked for.
         drop(kept);
+        assert!(names.is_full && names.string("one more").is_none());
+        names.forget(1);
         assert!((0..4000).all(|n| names.string(&format!("{n:09999}")).is_some()));
         assert!(names.string_bytes <= MAX_NAME_BYTES);
     }

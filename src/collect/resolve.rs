@@ -96,6 +96,17 @@ const MAX_TRACES: usize = 7 << 15;
 /// User space of x86-64 and aarch64 ends here: no block is larger.
 const MOST_BYTES: u64 = 1 << 52;
 
+/// A sample as the ring or the table of live samples tells of it.
+struct Found {
+    id: u64,
+    address: u64,
+    size: u64,
+    period: u64,
+    stack: u64,
+    thread: u64,
+    domain: u8,
+}
+
 /// Interns traces and keeps the live model.
 #[derive(Debug)]
 pub struct Resolver {
@@ -196,25 +207,20 @@ impl Resolver {
                 let dead = |id: &u64| *id <= last_id && !present.contains(id) && !going.contains(id);
                 self.dead = coming.iter().copied().filter(dead).collect();
                 for entry in live.iter().filter(|entry| !coming.contains(&entry.id)) {
-                    if !self.plausible(&model, entry.size, entry.period) {
-                        return false;
-                    }
-                    let domain = (entry.domain & 3) as u8;
-                    if !model.contains(entry.id)
-                        && self.wants(domain)
-                        && model.keeps(entry.id, entry.size, entry.period)
-                    {
-                        let trace = self.trace(&mut model, entry.stack, domain, entry.thread, events);
-                        let sample = Sample {
-                            trace,
-                            size: entry.size,
-                            period: entry.period,
-                            born: millis(at),
-                            address: entry.address,
-                            kind: Kind::of_domain(domain),
-                        };
-                        model.note_late(entry.size);
-                        alloc(&mut model, at, entry.id, sample, events);
+                    let found = Found {
+                        id: entry.id,
+                        address: entry.address,
+                        size: entry.size,
+                        period: entry.period,
+                        stack: entry.stack,
+                        thread: entry.thread,
+                        domain: (entry.domain & 3) as u8,
+                    };
+                    let is_new = !model.contains(entry.id);
+                    match self.enter(&mut model, at, &found, is_new, events) {
+                        Some(true) => model.note_late(entry.size),
+                        Some(false) => {}
+                        None => return false,
                     }
                 }
             }
@@ -230,6 +236,34 @@ impl Resolver {
             }
         }
         true
+    }
+
+    /// Enters a sample if it `counts` and is one of those that are kept. Gives whether it is, or `None` if no shim can have said
+    /// this of it.
+    fn enter(
+        &mut self,
+        model: &mut Live,
+        at: Duration,
+        found: &Found,
+        counts: bool,
+        events: &mut Vec<Event>,
+    ) -> Option<bool> {
+        if !self.plausible(model, found.size, found.period) {
+            return None;
+        }
+        if !counts || !self.wants(found.domain) || !model.keeps(found.id, found.size, found.period) {
+            return Some(false);
+        }
+        let sample = Sample {
+            trace: self.trace(model, found.stack, found.domain, found.thread, events),
+            size: found.size,
+            period: found.period,
+            born: millis(at),
+            address: found.address,
+            kind: Kind::of_domain(found.domain),
+        };
+        alloc(model, at, found.id, sample, events);
+        Some(true)
     }
 
     /// Whether a shim can have said this of a sample.
@@ -252,29 +286,21 @@ impl Resolver {
                 },
                 kind::FORGET if self.names.forget(head.flags) => self.by_id.clear(),
                 kind::ALLOC => {
-                    let Ok(found) = record::Alloc::read_from_bytes(record) else {
+                    let Ok(alloc) = record::Alloc::read_from_bytes(record) else {
                         return false;
                     };
-                    if !self.plausible(&model, found.size, found.period) {
+                    let found = Found {
+                        id: alloc.id,
+                        address: alloc.address,
+                        size: alloc.size,
+                        period: alloc.period,
+                        stack: alloc.stack,
+                        thread: alloc.thread,
+                        domain: (alloc.head.flags & 3) as u8,
+                    };
+                    let is_alive = !self.dead.contains(&alloc.id);
+                    if self.enter(&mut model, at, &found, is_alive, events).is_none() {
                         return false;
-                    }
-                    {
-                        let domain = (found.head.flags & 3) as u8;
-                        if !self.dead.contains(&found.id)
-                            && self.wants(domain)
-                            && model.keeps(found.id, found.size, found.period)
-                        {
-                            let trace = self.trace(&mut model, found.stack, domain, found.thread, events);
-                            let sample = Sample {
-                                trace,
-                                size: found.size,
-                                period: found.period,
-                                born: millis(at),
-                                address: found.address,
-                                kind: Kind::of_domain(domain),
-                            };
-                            alloc(&mut model, at, found.id, sample, events);
-                        }
                     }
                 }
                 kind::FREE => match record::Free::read_from_bytes(record) {
