@@ -2,7 +2,7 @@
 
 use crate::arch::{Call, Job, STUB_BYTES};
 use crate::hijack::{self, HijackError, Hijacked};
-use crate::infect::{Found, SLOTS as STUB_SLOTS, call_job, clear_stubs, make_unused, wait, watch};
+use crate::infect::{Found, SLOTS as STUB_SLOTS, call_job, clear_stubs, make_unused, page_of, wait, watch, write_code};
 use crate::memory::{MemoryError, ProcessMemory, RemoteMemory};
 use crate::observe;
 use crate::seccomp;
@@ -223,10 +223,13 @@ fn calls_in_flight(memory: &ProcessMemory, identity: &Identity) -> Result<u64, M
     Ok(slow | depths.fold(0, |sum, slot| sum | slot.depth))
 }
 
+/// Stands where the stubs were until their page is dropped. A thread may come to drop it any time after it was redirected,
+/// and take away what somebody has put there meanwhile: whoever finds the mark waits for that thread, as for one in a stub.
+const TO_BE_DROPPED: [u8; 8] = *b"\xCC\xCCpyheap";
+
 /// Drops the private copy of the page that held the stubs; its bytes are the file's again. If no thread is fit for it, the
 /// copy stays: one page more, with the same content.
 fn drop_page(pid: i32, memory: &ProcessMemory, stub: u64) -> Option<Hijacked> {
-    const PAGE: u64 = 4096;
     // A shadow stack would have to agree with the frame.
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     if status
@@ -237,15 +240,25 @@ fn drop_page(pid: i32, memory: &ProcessMemory, stub: u64) -> Option<Hijacked> {
     }
     let maps = space::maps(pid).ok()?;
     let gadgets = space::gadgets(memory, &maps)?;
-    let call = Call::drop_page(stub / PAGE * PAGE);
-    hijack::call(
-        pid,
-        &observe::by_preference(pid).ok()?,
-        call,
-        gadgets,
-        &space::stacks(&maps),
-    )
-    .ok()
+    let threads = observe::by_preference(pid).ok()?;
+    let call = Call::drop_page(page_of(stub));
+    write_code(pid, stub, &TO_BE_DROPPED).ok()?;
+    let Ok(hijacked) = hijack::call(pid, &threads, call, gadgets, &space::stacks(&maps)) else {
+        // No thread is on its way.
+        let _ = write_code(pid, stub, &[0; TO_BE_DROPPED.len()]);
+        return None;
+    };
+    let is_marked = || {
+        memory
+            .read_u64(RemoteAddr(stub))
+            .map(|word| word.to_le_bytes() == TO_BE_DROPPED)
+    };
+    if !wait(STOP_DEADLINE, || Ok(!is_marked()?)).unwrap_or(true) {
+        // It was refused (locked memory, a seccomp filter), or the thread got no processor. If that goes on, the mark stays for
+        // the next one who wants to come in.
+        make_unused(pid, memory, &maps, stub, Some(&[hijacked]));
+    }
+    Some(hijacked)
 }
 
 /// A place for a stub where no identity names one.

@@ -96,6 +96,8 @@ pub struct Owner {
     pub pid: u32,
     /// Our start time in clock ticks since boot.
     pub start: u64,
+    /// The inode number of our pid namespace; 0 if it is not known.
+    pub namespace: u32,
 }
 
 impl Infection {
@@ -143,7 +145,7 @@ impl Infection {
             control: header.control,
             header: image_base + image.header_offset(),
             target_pid: pid as u32,
-            reserved: 0,
+            owner_namespace: owner.namespace,
             heartbeat: 0,
             stub: tail.start,
             allocators: [0; 3],
@@ -341,6 +343,12 @@ fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail) -> Result<(u64, H
     Err(InfectError::MapRefused(len))
 }
 
+/// Start of the page that holds the stubs at `stub`.
+pub(crate) const fn page_of(stub: u64) -> u64 {
+    const PAGE: u64 = 4096;
+    stub / PAGE * PAGE
+}
+
 /// What threads must be out of: the stubs at `stub`, and all of a region.
 pub(crate) fn watch(memory: &ProcessMemory, maps: &[MemoryMap], identity: Option<&Identity>, stub: u64) -> Watch {
     Watch {
@@ -348,6 +356,7 @@ pub(crate) fn watch(memory: &ProcessMemory, maps: &[MemoryMap], identity: Option
         stubs: stub..stub + SLOTS * STUB_BYTES as u64,
         stack: identity.map_or(0..0, |identity| identity.text + identity.text_len..identity.xsave + 1),
         restorer: space::gadgets(memory, maps).map(|gadgets| gadgets.restorer),
+        page: page_of(stub)..page_of(stub) + 1,
     }
 }
 
@@ -386,7 +395,7 @@ pub(crate) fn make_unused(
 }
 
 /// Writes to executable memory, which only `/proc/PID/mem` can.
-fn write_code(pid: i32, address: u64, bytes: &[u8]) -> std::io::Result<()> {
+pub(crate) fn write_code(pid: i32, address: u64, bytes: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::FileExt;
     std::fs::File::options()
         .write(true)

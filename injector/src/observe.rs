@@ -22,6 +22,9 @@ pub struct Watch {
     pub stack: Range<u64>,
     /// What signal handlers return to: it marks a signal frame.
     pub restorer: Option<u64>,
+    /// First byte of the page that the stubs are in. A thread that has it in a register is about to drop that page, see
+    /// [`crate::cure`]: stubs must not be there then.
+    pub page: Range<u64>,
 }
 
 impl Watch {
@@ -30,6 +33,7 @@ impl Watch {
     pub fn holds(&self, regs: &arch::Registers) -> bool {
         arch::touches(regs, &self.text)
             || arch::touches(regs, &self.stubs)
+            || arch::touches(regs, &self.page)
             || self.stack.contains(&arch::stack_pointer(regs))
     }
 
@@ -54,7 +58,7 @@ impl Watch {
         (0..len / 8).any(|at| {
             word(at).is_some_and(|value| {
                 let frame = Some(value) == self.restorer && word(at + INSTRUCTION).is_some_and(|pc| self.has(pc));
-                frame || self.stubs.contains(&value)
+                frame || self.stubs.contains(&value) || self.page.contains(&value)
             })
         })
     }
@@ -259,6 +263,8 @@ pub fn round(pid: i32, watch: &Watch, waiting: &mut Vec<i32>) -> Result<bool, Hi
     let mut running = Vec::new();
     for &tid in waiting.iter() {
         match doing(pid, tid) {
+            // In the call that drops the page.
+            Some(Doing::Call { args, .. }) if args.iter().any(|arg| watch.page.contains(arg)) => running.push(tid),
             Some(Doing::Call { sp, pc, .. } | Doing::Blocked { sp, pc })
                 if !watch.has(pc) && !watch.is_interrupted(tid, sp) => {}
             Some(_) if !has_ended(pid, tid) => running.push(tid),

@@ -42,8 +42,8 @@ pub struct Identity {
     pub header: u64,
     /// Process that the region was made for. A forked child finds its parent's pid here.
     pub target_pid: u32,
-    /// Keeps the layout explicit.
-    pub reserved: u32,
+    /// The inode number of the pid namespace in which `owner_pid` counts; 0 if it is not known.
+    pub owner_namespace: u32,
     /// Raised by the host every second.
     pub heartbeat: u64,
     /// Start of the executable page's tail that holds the stubs (0 = none).

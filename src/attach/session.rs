@@ -249,6 +249,7 @@ impl Session {
         let owner = Owner {
             pid: std::process::id(),
             start: own.map_or(0, |id| id.start_time),
+            namespace: pid_namespace(),
         };
         let mut infection = Infection::prepare(pid, &image, sizes, owner).map_err(infect_error)?;
         let config = match config(&infection, &target, options) {
@@ -720,6 +721,13 @@ pub fn regions(pid: i32) -> Vec<Found> {
     infect::find(pid).unwrap_or_default()
 }
 
+/// The inode number of our pid namespace; 0 if it cannot be read.
+fn pid_namespace() -> u32 {
+    use std::os::unix::fs::MetadataExt;
+    // The kernel numbers namespaces with 32 bits.
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| u32::try_from(namespace.ino()).unwrap_or(0))
+}
+
 /// The pyheap that a region belongs to, if it is alive: by its pid and start time, or (it may live in another pid
 /// namespace) by its heartbeat.
 fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
@@ -729,6 +737,13 @@ fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
     };
     if owner.is_alive() {
         return Some(identity.owner_pid);
+    }
+    // Its number counts here, and nothing hides it (hidepid): it is gone.
+    let is_listed = std::path::Path::new(&format!("/proc/{}", owner.pid)).exists();
+    let is_free = nix::sys::signal::kill(nix::unistd::Pid::from_raw(owner.pid), None) == Err(nix::errno::Errno::ESRCH);
+    let counts_here = identity.owner_namespace != 0 && identity.owner_namespace == pid_namespace();
+    if counts_here && owner.pid > 0 && (is_listed || is_free) {
+        return None;
     }
     let memory = ProcessMemory::new(pid);
     let heartbeat = || {
