@@ -75,6 +75,9 @@ pub enum InfectError {
     /// The interpreter's allocators are not as expected.
     #[error("the interpreter's allocators are not in a state that can be wrapped ({0:#x})")]
     OddAllocators(u64),
+    /// The program was changing them itself.
+    #[error("the target was just changing its allocators itself (did tracemalloc start or stop?); try again")]
+    Changing,
 }
 
 /// A region in a target, and how to reach it.
@@ -209,6 +212,7 @@ impl Infection {
             s if s == StartStatus::Running as u64 => Ok(()),
             s if s == StartStatus::NotExecutable as u64 => Err(InfectError::NotExecutable(errno())),
             s if s == StartStatus::NotForkSafe as u64 => Err(InfectError::NotForkSafe(errno())),
+            s if s == StartStatus::Stopped as u64 => Err(InfectError::Changing),
             _ => Err(InfectError::OddAllocators(detail)),
         }
     }

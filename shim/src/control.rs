@@ -224,41 +224,64 @@ extern "C" fn start() {
     }
     control!(gate).store(1, Ordering::Release);
     for domain in 0..3 {
-        install(domain);
+        if !install(domain) {
+            uninstall();
+            // Some of ours were there for a moment: to be left as if they had been there longer.
+            return done(StartStatus::Stopped, u64::from(domain) | 32);
+        }
     }
     done(StartStatus::Running, 0);
 }
 
 /// Puts the wrappers of one domain in place. Callers load `ctx` and a function one after the other; `ctx` stays what it
-/// was, so each mixture of old and new functions is a working allocator.
-fn install(domain: u8) {
+/// was, so each mixture of old and new functions is a working allocator. False if the program is just changing its
+/// allocators itself (tracemalloc starts or stops): with another `ctx`, the functions that we found would be wrong. A word
+/// is only replaced while it is what we found, so whatever the program writes, it writes over ours or keeps us out.
+fn install(domain: u8) -> bool {
     let before = original(domain);
-    let mut new = *before;
-    for (function, wrapper) in new
-        .functions
-        .iter_mut()
-        .zip(wrappers(domain, mode(domain).load(Ordering::Relaxed)))
+    let wrappers = wrappers(domain, mode(domain).load(Ordering::Relaxed));
+    let with_wrappers = || {
+        before.functions.into_iter().zip(wrappers).map(|(function, wrapper)| {
+            if wrapper.is_null() { function } else { wrapper as u64 }
+        })
+    };
+    // Where the address is only a symbol's, what is there tells whether it is the one.
+    let is_live = |words: &[&AtomicU64; 4]| {
+        let same = |(word, &old): (&&AtomicU64, &u64)| word.load(Ordering::Acquire) == old;
+        config!(allocators) != 0 || words.iter().zip(&before.functions).all(same)
+    };
+    if let Some([ctx, a, b, c, d]) = live_words(domain)
+        && let words = [a, b, c, d]
+        && is_live(&words)
     {
-        if !wrapper.is_null() {
-            *function = wrapper as u64;
-        }
-    }
-    if new == *before {
-        return;
-    }
-    if config!(allocators) != 0 {
-        if let Some([_, words @ ..]) = live_words(domain) {
-            for (word, function) in words.iter().zip(new.functions) {
-                word.store(function, Ordering::Release);
+        for ((word, new), old) in words.iter().zip(with_wrappers()).zip(before.functions) {
+            if word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                return false;
             }
         }
-    } else if let Some(set) = access(config!(set_allocator)) {
+        return ctx.load(Ordering::Acquire) == before.ctx;
+    }
+    let mut new = *before;
+    for (place, function) in new.functions.iter_mut().zip(with_wrappers()) {
+        *place = function;
+    }
+    if new != *before && let Some(set) = access(config!(set_allocator)) {
+        if read_allocator(domain).as_ref() != Some(before) {
+            return false;
+        }
         set(u32::from(domain), &raw mut new);
     }
+    true
 }
 
 /// Puts the originals back where our wrappers still are. Runs on a private stack of a hijacked thread.
 extern "C" fn stop() {
+    let foreign = uninstall();
+    done(StartStatus::Stopped, foreign);
+}
+
+/// What [`stop`] does; the bits of pointers that are neither our wrappers nor the originals.
+fn uninstall() -> u64 {
     control!(gate).store(0, Ordering::Release);
     let mut foreign = 0;
     for domain in [2, 1, 0] {
@@ -292,5 +315,5 @@ extern "C" fn stop() {
             }
         }
     }
-    done(StartStatus::Stopped, foreign);
+    foreign
 }

@@ -259,6 +259,11 @@ impl Session {
                 return Err(error);
             }
         };
+        if let Some(known) = known_allocators(&target.interpreter) {
+            let at = infection.identity().base + offset_of!(Identity, allocators) as u64;
+            let write = infection.memory().write(RemoteAddr(at), known.as_bytes());
+            write.map_err(memory_error)?;
+        }
         if let Err(source) = infection.start(&config) {
             // Nothing is installed, and the region can go; unless a thread is yet to come to it. Then it stays, inert, for
             // the next pyheap.
@@ -555,8 +560,25 @@ fn cure_region(
                 })
             })
             && !is_remembered(&memory, interpreter, text)
+            && !is_wrapped(&memory, &identity)
     };
     cure::cure(pid, &Found::Region(identity), verify)
+}
+
+/// True if another region has found the wrappers of this one when it came, and calls them: a tool put them back in between.
+fn is_wrapped(memory: &ProcessMemory, identity: &Identity) -> bool {
+    let text = text_of(identity);
+    let calls = |found: Found| match found {
+        Found::Region(other) if other.base != identity.base => {
+            let originals = read_originals(memory, &other).into_iter().flatten();
+            originals
+                .into_iter()
+                .any(|original| original.functions.iter().any(|function| text.contains(function)))
+        }
+        _ => false,
+    };
+    // What cannot be read may be there.
+    infect::find(memory.pid()).map_or(true, |regions| regions.into_iter().any(calls))
 }
 
 /// True if data of the interpreter or of a library holds a pointer into `text`. tracemalloc keeps what it found when it was
@@ -936,14 +958,22 @@ fn py_layout(interpreter: &Interpreter, pid: i32) -> PyLayout {
     }
 }
 
+/// Where the interpreter's layout or its symbol table says that its three `PyMemAllocatorEx` are.
+fn known_allocators(interpreter: &Interpreter) -> Option<[u64; 3]> {
+    if let Some(table) = interpreter.layout.runtime.allocators {
+        return Some([table.raw, table.mem, table.obj].map(|offset| interpreter.runtime.0 + offset));
+    }
+    interpreter
+        .symbols
+        .allocators
+        .map(|known| known.map(|address| address.0))
+}
+
 /// Where the interpreter keeps its three `PyMemAllocatorEx`: by its runtime's layout from 3.12 on, by its symbol table, or
 /// else found by the pointers to our wrappers that are in them now. Zeroes where not found.
 fn allocator_structs(memory: &ProcessMemory, interpreter: &Interpreter, header: &ShimHeader) -> [u64; 3] {
-    if let Some(table) = interpreter.layout.runtime.allocators {
-        return [table.raw, table.mem, table.obj].map(|offset| interpreter.runtime.0 + offset);
-    }
-    if let Some(known) = interpreter.symbols.allocators {
-        return known.map(|address| address.0);
+    if let Some(known) = known_allocators(interpreter) {
+        return known;
     }
     let [raw, small_mem, small_obj, generic_mem, generic_obj, flat_mem, flat_obj] = header.wrappers;
     let wanted = [(domain::RAW, raw), (domain::MEM, small_mem), (domain::OBJ, small_obj)]

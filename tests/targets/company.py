@@ -1,6 +1,6 @@
 """Starts and stops tracemalloc when it is told to, and checks what it allocates.
 
-    python company.py tracemalloc
+    python company.py tracemalloc | churn      churn: it also does so by itself, all the time
     -> START, STOP   <- DONE
     -> STATUS        <- STATUS {"rounds", "wrong"}
     -> EXIT          <- DONE
@@ -8,6 +8,7 @@
 import os
 import sys
 import threading
+import time
 import tracemalloc
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -32,9 +33,19 @@ def worker(seed):
     del old
 
 
+def churn():
+    while not STOP.is_set():
+        tracemalloc.start()
+        time.sleep(0.0005)
+        tracemalloc.stop()
+        time.sleep(0.0005)
+
+
 def main():
     commands = Commands()
     threads = [threading.Thread(target=worker, args=(seed,), daemon=True) for seed in (3, 5)]
+    if sys.argv[1] == "churn":
+        threads.append(threading.Thread(target=churn, daemon=True))
     for thread in threads:
         thread.start()
     ready()
