@@ -1,0 +1,59 @@
+//! What running calls hold: the variables of all threads' frames.
+//!
+//! From 3.11 frames are in chunks of memory of the thread, which are looked through word by word; up to 3.10 they are objects.
+
+use super::heap::{DOUBTFUL, Heap, met_by};
+use super::marks::Met;
+use crate::frames::layout::TopFrame;
+use pyheap_injector::RemoteMemory;
+
+/// Chunks of one thread: each holds some 2,000 words at least, and recursion ends.
+const MAX_CHUNKS: usize = 1 << 16;
+/// Words of one chunk.
+const MAX_CHUNK_WORDS: u64 = 1 << 24;
+/// Before the words of a chunk: the previous one, the size, and how many words are in use if it is not the last.
+const CHUNK_HEADER: u64 = 24;
+/// A thread state has more bytes than this in every version.
+const THREAD_STATE: u64 = 264;
+
+/// Marks what the thread with this `PyThreadState` holds.
+pub fn mark<M: RemoteMemory>(heap: &mut Heap<'_, M>, thread: u64) {
+    heap.references.clear();
+    heap.look_through(thread, 0, THREAD_STATE);
+    mark_references(heap);
+    if let TopFrame::Direct(offset) = heap.at.base.thread.top
+        && heap.at.census.frames.is_none()
+        && let Some(frame) = thread.checked_add(offset).and_then(|at| heap.blocks.word(at))
+    {
+        heap.marks.mark(frame, Met::Referred);
+    }
+    let _ = chunks(heap, thread);
+}
+
+fn chunks<M: RemoteMemory>(heap: &mut Heap<'_, M>, thread: u64) -> Option<()> {
+    let frames = heap.at.census.frames?;
+    let mut chunk = heap.blocks.word(thread.checked_add(frames.stack_chunk)?)?;
+    let top = heap.blocks.word(thread.checked_add(frames.stack_top)?)?;
+    let mut words = top.checked_sub(chunk.checked_add(CHUNK_HEADER)?)? / 8;
+    for _ in 0..MAX_CHUNKS {
+        if chunk == 0 {
+            break;
+        }
+        let end = CHUNK_HEADER + words.min(MAX_CHUNK_WORDS) * 8;
+        heap.references.clear();
+        heap.look_through(chunk, CHUNK_HEADER, end);
+        mark_references(heap);
+        chunk = heap.blocks.word(chunk)?;
+        words = match chunk {
+            0 => 0,
+            chunk => heap.blocks.word(chunk.checked_add(16)?)?,
+        };
+    }
+    Some(())
+}
+
+fn mark_references<M: RemoteMemory>(heap: &mut Heap<'_, M>) {
+    for reference in std::mem::take(&mut heap.references) {
+        heap.marks.mark(reference & !DOUBTFUL, met_by(reference));
+    }
+}
