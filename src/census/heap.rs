@@ -84,14 +84,6 @@ pub struct Heap<'a, M> {
     pub references: Vec<u64>,
 }
 
-/// The last piece of an address range, and what of it is used.
-struct Table {
-    at: u64,
-    count: u64,
-    /// From one reference to the next, in words.
-    step: u64,
-}
-
 impl<'a, M: RemoteMemory> Heap<'a, M> {
     /// A heap of which nothing was read; `None` for a version whose objects are not known.
     pub fn new(memory: &'a M, at: Layouts, marks: Marks) -> Option<Self> {
@@ -206,14 +198,14 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             return None;
         };
         let (kind, before) = self.infos.get(info).map(|info| (info.kind, info.before))?;
-        if kind == Kind::Hidden {
-            return None;
-        }
-        let bytes = self.contents(object, info, kind);
-        let bytes = match bytes {
+        let bytes = match self.contents(object, info, kind) {
             Some(bytes) => bytes,
+            // A stale word, which leads to what is left of an object.
+            None if doubtful => {
+                self.references.clear();
+                return None;
+            }
             None => {
-                if std::env::var_os("CENSUS_DBG").is_some() { eprintln!("odd {object:#x} {} doubtful {doubtful}", self.infos[info].name); } // DBG
                 self.doubts.odd_objects += 1;
                 self.infos.get(info)?.basic
             }
@@ -246,7 +238,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
         let heap_type = flags & flag::HEAP_TYPE != 0;
         // From where on its fixed part is looked through; what is before that is known.
         let (size, from) = match kind {
-            Kind::Leaf | Kind::Hidden => (basic, if heap_type { header + 8 } else { basic }),
+            Kind::Leaf => (basic, if heap_type { header + 8 } else { basic }),
             Kind::Int => (self.int(object)?, basic),
             Kind::Bytes => {
                 let size = self.variable(object, basic, item)?;
@@ -257,11 +249,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             Kind::Tuple => {
                 let size = self.variable(object, basic, item)?;
                 let count = self.length(object)?;
-                self.table(&Table {
-                    at: object.checked_add(self.at.census.tuple_items)?,
-                    count,
-                    step: 1,
-                });
+                self.table(object.checked_add(self.at.census.tuple_items)?, count);
                 (size, basic)
             }
             Kind::Dict => (basic + self.dict(object)?.0, self.at.objects.dict_values + 8),
@@ -328,15 +316,12 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
     }
 
     /// References that stand in a row, where 0 is none.
-    fn table(&mut self, table: &Table) {
-        let Table { at, count, step } = *table;
+    fn table(&mut self, at: u64, count: u64) {
         let references = &mut self.references;
-        let mut i = 0;
-        let unread = self.blocks.words(at, count.saturating_mul(step), |word| {
-            if word != 0 && i % step == 0 {
+        let unread = self.blocks.words(at, count, |word| {
+            if word != 0 {
                 references.push(word & !DOUBTFUL);
             }
-            i += 1;
         });
         self.doubts.cut_tables += u64::from(unread > 0);
     }
@@ -394,7 +379,9 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             let at = self.field(object, self.at.census.utf8)?;
             if at != 0 && at != characters {
                 let length = self.field(object, self.at.census.utf8_length)?;
-                size += self.apart(at, length.checked_add(1)?)?;
+                // Of strings that are part of the program it is a constant, which is not writable.
+                self.blocks.byte(at.checked_add(length)?)?;
+                size = size.checked_add(length)?.checked_add(1)?;
             }
         }
         Some(size)
@@ -413,21 +400,16 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             return (count == 0).then_some(0);
         }
         let size = self.apart(items, allocated.checked_mul(8)?)?;
-        self.table(&Table {
-            at: items,
-            count: count.min(allocated),
-            step: 1,
-        });
+        self.table(items, count.min(allocated));
         (count <= allocated).then_some(size)
     }
 
     /// Bytes of a dict's tables, the places of its hash table, and its entries in use.
     fn dict(&mut self, object: u64) -> Option<(u64, u64, u64)> {
-        const USED: u64 = 8;
         let keys = self.field(object, self.at.objects.dict_keys)?;
         let values = self.field(object, self.at.objects.dict_values)?;
+        // `ma_used` is where others have `ob_size`.
         let used = self.field(object, self.at.ob_size())?;
-        debug_assert_eq!(self.at.ob_size(), self.at.base.ob_type + USED);
         let table = self.keys(keys)?;
         let mut size = 0;
         if values != 0 {
@@ -517,11 +499,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
     /// Refers to values that are in an array of their own.
     fn values(&mut self, values: u64, keys: &Keys) {
         if let Some(at) = values.checked_add(self.at.objects.values) {
-            self.table(&Table {
-                at,
-                count: keys.used,
-                step: 1,
-            });
+            self.table(at, keys.used);
         }
     }
 
@@ -531,11 +509,16 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
         let places = mask.checked_add(1)?;
         let size = places.checked_mul(16)?;
         self.apart(table, size)?;
-        self.table(&Table {
-            at: table,
-            count: places,
-            step: 2,
+        let references = &mut self.references;
+        let (mut key, mut is_hash) = (0, false);
+        let unread = self.blocks.words(table, places * 2, |word| {
+            // Deleted entries have this hash, which no object has, and in place of the key what is not one in all versions.
+            if is_hash && key != 0 && word != u64::MAX {
+                references.push(key & !DOUBTFUL);
+            }
+            (key, is_hash) = (word, !is_hash);
         });
+        self.doubts.cut_tables += u64::from(unread > 0);
         let inside = table == object + self.at.census.set_small;
         Some(if inside { 0 } else { size })
     }
@@ -579,11 +562,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             if here == 0 && first < ITEMS {
                 return None;
             }
-            self.table(&Table {
-                at: block + 8 + first * 8,
-                count: here,
-                step: 1,
-            });
+            self.table(block + 8 + first * 8, here);
             left -= here;
             first = 0;
             if left > 0 {
@@ -625,7 +604,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
 
     fn type_object(&mut self, object: u64, index: usize) -> Option<u64> {
         let heap_type = self.is_heap_type(object);
-        let (basic, item) = self.infos.get(index).map(|info| (info.basic, info.item))?;
+        let basic = self.infos.get(index)?.basic;
         let header = self.at.base.ob_type + 8;
         if !heap_type {
             let size = self.at.census.type_size;
@@ -644,7 +623,6 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             self.entries(&keys, false);
             size += keys.size;
         }
-        let _ = item;
         self.attributes(object, index);
         Some(size)
     }

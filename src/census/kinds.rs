@@ -83,8 +83,6 @@ pub enum Kind {
     Code,
     /// Weak references: what they lead to is not held by them.
     Weak,
-    /// What no program ever sees: the marks of deleted entries in sets.
-    Hidden,
 }
 
 /// A type, and what was counted of it.
@@ -139,7 +137,7 @@ pub fn read<M: RemoteMemory>(
         0 => 0,
         _ => field(blocks, objects.cached_keys)?,
     };
-    let kind = kind_of(blocks, at, address, flags, &name);
+    let kind = kind_of(blocks, at, address, flags);
     Some(TypeInfo {
         address,
         name,
@@ -172,7 +170,7 @@ fn before(at: &Layouts, flags: u64) -> u64 {
     collected + if flags & managed == 0 { 0 } else { 16 }
 }
 
-fn kind_of<M: RemoteMemory>(blocks: &mut Blocks<'_, M>, at: &Layouts, address: u64, flags: u64, name: &str) -> Kind {
+fn kind_of<M: RemoteMemory>(blocks: &mut Blocks<'_, M>, at: &Layouts, address: u64, flags: u64) -> Kind {
     let derived = [
         (flag::INT, Kind::Int),
         (flag::LIST, Kind::List),
@@ -183,9 +181,6 @@ fn kind_of<M: RemoteMemory>(blocks: &mut Blocks<'_, M>, at: &Layouts, address: u
     ];
     if let Some((_, kind)) = derived.iter().find(|(bit, _)| flags & bit != 0) {
         return *kind;
-    }
-    if name == "<dummy key> type" {
-        return Kind::Hidden;
     }
     let mut base = address;
     for _ in 0..MAX_BASES {

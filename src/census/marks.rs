@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn only_memory_that_is_there_has_marks() {
-        let mut marks = Marks::new(vec![0x4000_0000..0x4000_1000]);
+        let mut marks = Marks::new(std::iter::once(0x4000_0000..0x4000_1000).collect());
         for address in [0, 8, 0x3fff_fff8, 0x7fff_ffff_fff8, u64::MAX - 7, 0x4000_0001] {
             assert!(!marks.mark(address, Met::Referred), "{address:#x}");
         }

@@ -24,8 +24,8 @@ const HEAP_OBJECTS: u8 = 2;
 const HEAP_WITH_ATTRIBUTES: u8 = 3;
 /// What those have before them.
 const BEFORE: u64 = 16;
-/// `sizeof(PyObject)`: `debug_offset` is the end of it in a block.
-const HEADER: u64 = 32;
+/// `PyObject.ob_type`: `debug_offset` is where that is in a block.
+const HEADER: u64 = 24;
 /// Slices that one page may have: 1 TiB.
 const MAX_PAGE_SLICES: u64 = 1 << 24;
 
@@ -108,11 +108,10 @@ struct Page {
 pub fn mark<M: RemoteMemory>(heap: &mut Heap<'_, M>) -> Option<u64> {
     let mut starts = Vec::new();
     for range in heap.marks.memory() {
-        let mut at = range.start.checked_next_multiple_of(SEGMENT)?;
-        while at < range.end {
-            starts.push(at);
-            at += SEGMENT;
-        }
+        let first = range.start.checked_next_multiple_of(SEGMENT);
+        // The kernel's own page at the end of the address space is in core files.
+        let starts_here = first.into_iter().flat_map(|first| (first..range.end).step_by(SEGMENT as usize));
+        starts.extend(starts_here);
     }
     // The one whose tables add up more often; a table of the other one does not.
     let adds_up = |heap: &mut Heap<'_, M>, version: &Version| -> usize {

@@ -20,6 +20,8 @@ pub mod mimalloc;
 pub mod render;
 pub mod stacks;
 pub mod table;
+#[cfg(test)]
+mod tests;
 
 use crate::attach::Interpreter;
 use crate::dump::budget::Budget;
@@ -184,7 +186,6 @@ fn one<M: RemoteMemory>(heap: &mut Heap<'_, M>, object: u64, met: Met) {
     if let Some(looked) = looked
         && let Some(info) = heap.infos.get_mut(looked.info)
     {
-        if std::env::var_os("CENSUS_DBG").is_some_and(|n| *n == *info.name.as_ref()) { eprintln!("{object:#x} {}", looked.bytes); } // DBG
         info.count += 1;
         info.tracked += u64::from(met == Met::Listed);
         info.bytes = info.bytes.saturating_add(looked.bytes);

@@ -2,7 +2,6 @@
 
 use super::Found;
 use super::heap::Doubts;
-use super::kinds::Kind;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -142,7 +141,7 @@ impl Census {
             name: "all".to_owned(),
             ..Row::default()
         };
-        for info in found.types.iter().filter(|info| info.count > 0 && info.kind != Kind::Hidden) {
+        for info in found.types.iter().filter(|info| info.count > 0) {
             let row = Row {
                 name: info.name.to_string(),
                 module: info.module.to_string(),

@@ -3,6 +3,7 @@
     -> MAKE N   make some 30 * N objects, N of the main kinds      <- MADE
     -> COUNT    count everything, as a census should               <- TRUTH {TYPE: [OBJECTS, TRACKED, BYTES]}
     -> CHURN    make and drop objects at full speed from now on, with the collector at work     <- CHURNING
+    -> BREAK    break lists, sizes, tables and types on purpose     <- BROKEN
     -> EXIT
 
 The truth is `gc.get_objects()` and all that these refer to, as `gc.get_referents` says, with `sys.getsizeof`. While it is
@@ -223,6 +224,35 @@ def churn():
         i += 1
 
 
+def put(address, value):
+    import ctypes
+    ctypes.c_uint64.from_address(address).value = value & (1 << 64) - 1
+
+
+def break_all():
+    """What a program with a wild pointer does to itself. The collector must never run again."""
+    lists = [[i, "list %d" % i] for i in range(100)]
+    strings = ["string %d" % i for i in range(100)]
+    tables = [{"key %d" % i: i} for i in range(100)]
+    sets = [{i, str(i)} for i in range(100)]
+    plain = [Plain(i) for i in range(1000)]
+    wild = [0, 1, 8, -1, 1 << 20, 1 << 40, 1 << 47, 1 << 62, id(lists), id(strings[0]), 0x7FFFFFFFFFF8]
+    for i, value in enumerate(wild):
+        put(id(lists[i]) + 16, value)           # ob_size
+        put(id(lists[10 + i]) + 24, value)      # ob_item
+        put(id(lists[30 + i]) + 32, value)      # allocated
+        put(id(strings[i]) + 16, value)         # length
+        put(id(strings[20 + i]) + 8, value)     # ob_type
+        put(id(tables[i]) + 32, value)          # ma_keys
+        put(id(tables[20 + i]) + 40, value)     # ma_values
+        put(id(sets[i]) + 32, value)            # mask
+        put(id(sets[20 + i]) + 40, value)       # table
+        put(id(plain[i]) + 8, value)            # ob_type
+        put(id(plain[100 + 7 * i]) - 16, value)  # _gc_next
+    put(id(lists[50]) - 16, id(lists[50]) - 16)     # A ring of its own.
+    return [lists, strings, tables, sets, plain]
+
+
 def main():
     gc.disable()
     commands = Commands()
@@ -242,8 +272,10 @@ def main():
             thread.daemon = True
             thread.start()
             say("CHURNING")
+        elif words[0] == "BREAK":
+            kept.append(break_all())
+            say("BROKEN")
         else:
-            say("BYE")
             os._exit(0)
 
 
