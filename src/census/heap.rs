@@ -8,6 +8,7 @@ use super::blocks::Blocks;
 use super::kinds::{self, Kind, TypeInfo, flag};
 use super::layout::Layouts;
 use super::marks::{Marks, Met};
+use super::stacks::Held;
 use crate::dump::types::Types;
 use crate::frames::text::UnicodeState;
 use pyheap_injector::RemoteMemory;
@@ -80,6 +81,8 @@ pub struct Heap<'a, M> {
     no_types: HashSet<u64, foldhash::fast::RandomState>,
     /// The last type that was asked for.
     last: (u64, usize),
+    /// What running calls and threads hold.
+    pub held: Vec<Held>,
     /// What the object that was looked at last refers to: addresses, those that may be something else with [`DOUBTFUL`].
     pub references: Vec<u64>,
 }
@@ -97,6 +100,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             known: HashMap::default(),
             no_types: HashSet::default(),
             last: (0, 0),
+            held: Vec::new(),
             references: Vec::new(),
         })
     }
@@ -255,7 +259,11 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             Kind::Dict => (basic + self.dict(object)?.0, self.at.objects.dict_values + 8),
             Kind::OrderedDict => {
                 let (dict, places, used) = self.dict(object)?;
-                // One pointer a place of the hash table, one node an entry.
+                // One pointer a place of the hash table once there was an entry (`od_fast_nodes`), one node an entry.
+                let places = match self.field(object, self.at.objects.dict_values + 8)? {
+                    0 => 0,
+                    _ => places,
+                };
                 let nodes = places.checked_mul(8)?.checked_add(used.checked_mul(32)?)?;
                 (basic + dict + nodes, self.at.objects.dict_values + 8)
             }
@@ -265,7 +273,11 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             Kind::Array => (basic + self.array(object)?, self.at.ob_size() + 8),
             Kind::Type => return self.type_object(object, index),
             Kind::Generator | Kind::Frame => return self.frame_holder(object, basic, item, kind),
-            Kind::Weak => (basic, basic),
+            Kind::Weak => {
+                // `wr_object` is not held, `wr_callback` is.
+                self.doubtful(object, header + 8, header + 16);
+                (basic, basic)
+            }
             Kind::Code => (self.variable(object, basic, item)?.next_multiple_of(8), header),
             Kind::Buffered => (basic + self.buffered(object)?, header),
             Kind::Other => (self.variable(object, basic, item)?, header),
@@ -709,6 +721,55 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
 
     /// The managed `__dict__`, or the values instead of it.
     fn managed(&mut self, object: u64, managed: u64, flags: u64, keys: u64, basic: u64) -> Option<()> {
+        match self.managed_place(object, managed, flags, basic)? {
+            Attributes::Values(values) => {
+                let keys = self.keys(keys)?;
+                self.values(values, &keys);
+            }
+            Attributes::Dict(dict) => self.refer(dict & !DOUBTFUL),
+        }
+        Some(())
+    }
+
+    /// Keys and values of a dict, or of the attributes of an object that has no dict for them; at most `most`.
+    pub fn pairs(&mut self, object: u64, index: usize, most: u64) -> Vec<(u64, u64)> {
+        self.try_pairs(object, index, most).unwrap_or_default()
+    }
+
+    fn try_pairs(&mut self, object: u64, index: usize, most: u64) -> Option<Vec<(u64, u64)>> {
+        let info = self.infos.get(index)?;
+        let (keys, values) = if matches!(info.kind, Kind::Dict | Kind::OrderedDict) {
+            let keys = self.field(object, self.at.objects.dict_keys)?;
+            (keys, self.field(object, self.at.objects.dict_values)?)
+        } else if info.flags & flag::MANAGED_DICT != 0 {
+            let (keys, flags, basic) = (info.keys, info.flags, info.basic);
+            match self.managed_place(object, self.at.objects.managed_dict?, flags, basic)? {
+                Attributes::Values(values) => (keys, values),
+                Attributes::Dict(_) => return None,
+            }
+        } else {
+            return None;
+        };
+        let keys = self.keys(keys)?;
+        let count = keys.used.min(most);
+        let mut words = Vec::new();
+        self.blocks.words(keys.entries, count * keys.words, |word| words.push(word));
+        let entries = words.chunks_exact(usize::try_from(keys.words).ok()?);
+        let pair = |entry: &[u64]| Some((*entry.get(entry.len() - 2)?, *entry.last()?));
+        let mut pairs: Vec<(u64, u64)> = entries.filter_map(pair).collect();
+        if values != 0 {
+            let mut apart = Vec::new();
+            let at = values.checked_add(self.at.objects.values)?;
+            self.blocks.words(at, count, |word| apart.push(word));
+            for (pair, value) in pairs.iter_mut().zip(apart) {
+                pair.1 = value;
+            }
+        }
+        pairs.retain(|(key, value)| *key != 0 && *value != 0);
+        Some(pairs)
+    }
+
+    fn managed_place(&mut self, object: u64, managed: u64, flags: u64, basic: u64) -> Option<Attributes> {
         let place = self.blocks.word(object.checked_sub(managed)?)?;
         let values = match self.at.base.minor {
             // Two words: the values, then the dict.
@@ -725,15 +786,14 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             }
             _ => None,
         };
-        match values {
-            Some(values) => {
-                let keys = self.keys(keys)?;
-                self.values(values, &keys);
-            }
-            None => self.refer(place & !DOUBTFUL),
-        }
-        Some(())
+        Some(values.map_or(Attributes::Dict(place), Attributes::Values))
     }
+}
+
+/// Where the attributes of an object are.
+enum Attributes {
+    Dict(u64),
+    Values(u64),
 }
 
 /// The keys of a dict.

@@ -1,5 +1,5 @@
-//! Which addresses were met, which of them are still to be looked at: four bits for each 8 bytes of memory in which
-//! something was met, which is 6 % of it, however many objects there are.
+//! Which addresses were met, which of them are still to be looked at: five bits for each 8 bytes of memory in which
+//! something was met, which is 8 % of it, however many objects there are.
 //!
 //! Objects are looked at in the order of addresses, so that memory is read in large pieces; what they refer to is marked, and
 //! taken in the same round if it lies ahead, else in the next.
@@ -27,6 +27,8 @@ struct Region {
     seen: [u64; WORDS],
     pending: [u64; WORDS],
     listed: [u64; WORDS],
+    /// It is an object.
+    objects: [u64; WORDS],
     /// It was met where a word may be a reference, or anything else.
     doubtful: [u64; WORDS],
     waiting: u64,
@@ -97,6 +99,7 @@ impl Marks {
                         seen: [0; WORDS],
                         pending: [0; WORDS],
                         listed: [0; WORDS],
+                        objects: [0; WORDS],
                         doubtful: [0; WORDS],
                         waiting: 0,
                     }));
@@ -190,6 +193,117 @@ impl Marks {
     }
 }
 
+/// Numbers for the objects, in the order of their addresses.
+pub struct Numbers {
+    index: HashMap<u64, usize, foldhash::fast::RandomState>,
+    /// In the order of addresses.
+    regions: Vec<Numbered>,
+    count: u32,
+}
+
+struct Numbered {
+    base: u64,
+    objects: Vec<u64>,
+    /// The number of the first object of each so many words.
+    first: Vec<u32>,
+}
+
+/// Words of bits of which the first object's number is kept.
+const STRIDE: usize = 8;
+
+impl Marks {
+    /// Says that there is an object at an address that was met.
+    pub fn is_object(&mut self, address: u64) {
+        let (word, bit) = place(address);
+        if let Some(word) = self.region(address).and_then(|region| region.objects.get_mut(word)) {
+            *word |= bit;
+        }
+    }
+
+    /// Numbers all objects.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        let mut numbers = Numbers {
+            index: HashMap::default(),
+            regions: Vec::new(),
+            count: 0,
+        };
+        let mut order: Vec<&Region> = self.regions.iter().map(|region| &**region).collect();
+        order.sort_by_key(|region| region.base);
+        for region in order {
+            let mut first = Vec::with_capacity(WORDS / STRIDE);
+            for words in region.objects.chunks(STRIDE) {
+                first.push(numbers.count);
+                numbers.count = words.iter().fold(numbers.count, |count, word| count.saturating_add(word.count_ones()));
+            }
+            numbers.index.insert(region.base / REGION, numbers.regions.len());
+            numbers.regions.push(Numbered {
+                base: region.base,
+                objects: region.objects.to_vec(),
+                first,
+            });
+        }
+        numbers
+    }
+}
+
+impl Numbers {
+    /// How many objects there are.
+    #[must_use]
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// The number of the object at an address.
+    #[must_use]
+    pub fn number(&self, address: u64) -> Option<u32> {
+        let region = self.regions.get(*self.index.get(&(address / REGION))?)?;
+        let (word, bit) = place(address);
+        let bits = region.objects.get(word)?;
+        if !address.is_multiple_of(8) || bits & bit == 0 {
+            return None;
+        }
+        let start = word / STRIDE;
+        let before = region.objects.get(start * STRIDE..word)?.iter().map(|word| word.count_ones());
+        let before: u32 = before.sum::<u32>() + (bits & (bit - 1)).count_ones();
+        Some(region.first.get(start)? + before)
+    }
+
+    /// The address of an object.
+    #[must_use]
+    pub fn address(&self, number: u32) -> Option<u64> {
+        let begins = |region: &Numbered| region.first.first().copied().unwrap_or(0);
+        let index = self.regions.partition_point(|region| begins(region) <= number);
+        // Regions without objects begin where the next one does.
+        let region = self.regions.get(index.checked_sub(1)?)?;
+        let start = region.first.partition_point(|first| *first <= number).checked_sub(1)?;
+        let mut left = number - region.first.get(start)?;
+        for (i, word) in region.objects.iter().enumerate().skip(start * STRIDE).take(STRIDE) {
+            if left < word.count_ones() {
+                let mut word = *word;
+                for _ in 0..left {
+                    word &= word - 1;
+                }
+                return Some(region.base + (i as u64 * 64 + u64::from(word.trailing_zeros())) * 8);
+            }
+            left -= word.count_ones();
+        }
+        None
+    }
+
+    /// All addresses, in the order of numbers.
+    pub fn addresses(&self) -> impl Iterator<Item = u64> + '_ {
+        self.regions.iter().flat_map(|region| {
+            let base = region.base;
+            let words = region.objects.iter().enumerate();
+            words.flat_map(move |(i, word)| {
+                let bits = (0..64_u64).filter(move |bit| word & (1 << bit) != 0);
+                bits.map(move |bit| base + (i as u64 * 64 + bit) * 8)
+            })
+        })
+    }
+}
+
 const fn place(address: u64) -> (usize, u64) {
     let number = address % REGION / 8;
     ((number / 64) as usize, 1 << (number % 64))
@@ -225,6 +339,34 @@ mod tests {
         }
         taken.sort_unstable();
         assert!(taken.iter().eq(expected.keys()));
+    }
+
+    #[test]
+    fn objects_are_numbered_in_the_order_of_addresses() {
+        let mut random = rand::rngs::SmallRng::seed_from_u64(4);
+        let mut marks = Marks::new(vec![0x10_0000..0x90_0000, 0x4000_0000..0x4010_0000]);
+        let mut expected = std::collections::BTreeSet::new();
+        for _ in 0..5000 {
+            let address = match random.random_range(0..3) {
+                0 => 0x4000_0000 + 8 * random.random_range(0..0x2000_u64),
+                // A region in between has nothing.
+                _ => 0x10_0000 + 8 * random.random_range(0..0x4_0000_u64) + 0x40_0000 * random.random_range(0..2),
+            };
+            marks.mark(address, Met::Referred);
+            if random.random() {
+                marks.is_object(address);
+                expected.insert(address);
+            }
+        }
+        let numbers = marks.numbers();
+        assert_eq!(numbers.count() as usize, expected.len());
+        assert!(numbers.addresses().eq(expected.iter().copied()));
+        for (number, address) in expected.iter().enumerate() {
+            assert_eq!(numbers.number(*address), Some(number as u32));
+            assert_eq!(numbers.address(number as u32), Some(*address));
+        }
+        assert_eq!(numbers.address(numbers.count()), None);
+        assert_eq!(numbers.number(0x4000_0001), None);
     }
 
     #[test]

@@ -4,13 +4,14 @@
 //! [`lists`] and [`mimalloc`] find the objects that the garbage collector knows, [`stacks`] what running calls hold. [`heap`]
 //! reads objects, whose types' [`kinds`] say where their references are: so those that the collector does not know (strings,
 //! numbers, bytes) are reached, too. [`marks`] remembers what was met, [`blocks`] makes the reads few, [`layout`] says what
-//! is where, [`table`] is what comes out, [`render`] is for people.
+//! is where, [`table`] is what comes out, [`render`] is for people. [`why`] tells who holds what, by a [`graph`].
 //!
 //! The memory may be that of a process that runs, of one that stands still, or a core file: a [`Source`] is all that is asked.
 //!
 //! What it refuses to do: count what is not there. A word that leads to no object is left out and counted as such.
 
 pub mod blocks;
+pub mod graph;
 pub mod heap;
 pub mod kinds;
 pub mod layout;
@@ -20,6 +21,7 @@ pub mod mimalloc;
 pub mod render;
 pub mod stacks;
 pub mod table;
+pub mod why;
 #[cfg(test)]
 mod tests;
 
@@ -105,6 +107,18 @@ pub fn writable(pid: i32) -> Result<Vec<Range<u64>>, procfs::ProcError> {
 /// # Errors
 /// See [`CensusError`].
 pub fn take<M: RemoteMemory>(source: &Source<'_, M>, interpreter: &Interpreter) -> Result<Found, CensusError> {
+    ask(source, interpreter, None).map(|(found, _)| found)
+}
+
+/// Walks over the heap of `interpreter`, and then finds out who holds what is `wanted`: nothing where there is no such thing.
+///
+/// # Errors
+/// See [`CensusError`].
+pub fn ask<M: RemoteMemory>(
+    source: &Source<'_, M>,
+    interpreter: &Interpreter,
+    wanted: Option<&why::Wanted>,
+) -> Result<(Found, Option<why::Why>), CensusError> {
     let started = Instant::now();
     let unsupported = CensusError::Unsupported(interpreter.layout.minor);
     let Some(at) = Layouts::of(&interpreter.layout) else {
@@ -124,10 +138,16 @@ pub fn take<M: RemoteMemory>(source: &Source<'_, M>, interpreter: &Interpreter) 
     };
     count(&mut heap, started, source.limit);
     found.left = heap.marks.waiting();
-    found.types = std::mem::take(&mut heap.infos);
     found.doubts = heap.doubts;
+    found.types = heap.infos.clone();
+    let tables = |interpreter: &RawInterpreter| {
+        let at = interpreter.address.checked_add(heap.at.objects.modules)?;
+        source.memory.read_u64(at).ok()
+    };
+    let tables: Vec<u64> = interpreters.iter().filter_map(tables).collect();
+    let why = wanted.and_then(|wanted| why::why(&mut heap, &tables, wanted));
     found.elapsed = started.elapsed();
-    Ok(found)
+    Ok((found, why))
 }
 
 /// Marks all that a walk begins with; whether the collector was at work.
@@ -183,6 +203,9 @@ fn one<M: RemoteMemory>(heap: &mut Heap<'_, M>, object: u64, met: Met) {
         heap.marks.mark(reference & !DOUBTFUL, met_by(*reference));
     }
     heap.references = references;
+    if looked.is_some() {
+        heap.marks.is_object(object);
+    }
     if let Some(looked) = looked
         && let Some(info) = heap.infos.get_mut(looked.info)
     {

@@ -1,6 +1,7 @@
 //! A census as text.
 
 use super::table::{Census, Change, Mode, Row};
+use super::why::Why;
 use crate::report::human::{bytes, clean, count, share};
 
 /// Columns before the name.
@@ -80,6 +81,42 @@ fn coverage(census: &Census) -> String {
     );
     for reason in &census.incomplete {
         text += &format!("INCOMPLETE: {reason}\n");
+    }
+    text
+}
+
+/// Who holds what was asked for. `omitted` ways are not in it.
+#[must_use]
+pub fn why(census: &Census, why: &Why, omitted: usize) -> String {
+    let mut text = format!(
+        "{} in {} (Python {}): {} objects, {}; without them {} would be free\n",
+        clean(&why.of),
+        subject(census),
+        census.python,
+        count(why.count as f64),
+        bytes(why.bytes as f64),
+        bytes(why.retained_bytes as f64)
+    );
+    text += &coverage(census);
+    text += &match why.sampled as u64 {
+        sampled if sampled < why.count => format!("\nheld by (of {sampled} of them)\n"),
+        _ => "\nheld by\n".to_owned(),
+    };
+    for way in &why.ways {
+        let steps: Vec<String> = way.steps.iter().map(|step| clean(step).into_owned()).collect();
+        text += &format!("{:>COUNT$}  {}\n", count(way.count as f64), steps.join(" → "));
+    }
+    if omitted > 0 {
+        text += &format!("{} more ways (--limit shows them)\n", count(omitted as f64));
+    }
+    text += "\nvariables of modules, and what would be free without each\n";
+    for holder in why.globals.iter().take(10) {
+        text += &format!(
+            "{:>COUNT$}  {} ({})\n",
+            bytes(holder.retained_bytes as f64),
+            clean(&holder.name),
+            clean(&holder.kind)
+        );
     }
     text
 }

@@ -3,6 +3,7 @@
 //! From 3.11 frames are in chunks of memory of the thread, which are looked through word by word; up to 3.10 they are objects.
 
 use super::heap::{DOUBTFUL, Heap, met_by};
+use super::kinds::Kind;
 use super::marks::Met;
 use crate::frames::layout::TopFrame;
 use pyheap_injector::RemoteMemory;
@@ -16,16 +17,32 @@ const CHUNK_HEADER: u64 = 24;
 /// A thread state has more bytes than this in every version.
 const THREAD_STATE: u64 = 264;
 
+/// What a thread holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Held {
+    /// An object, or, in doubt, none.
+    pub object: u64,
+    /// A variable of a running call does; else the thread's state.
+    pub in_call: bool,
+    /// The code object of that call, as far as it is known.
+    pub code: u64,
+}
+
 /// Marks what the thread with this `PyThreadState` holds.
 pub fn mark<M: RemoteMemory>(heap: &mut Heap<'_, M>, thread: u64) {
     heap.references.clear();
     heap.look_through(thread, 0, THREAD_STATE);
-    mark_references(heap);
+    mark_references(heap, false);
     if let TopFrame::Direct(offset) = heap.at.base.thread.top
         && heap.at.census.frames.is_none()
         && let Some(frame) = thread.checked_add(offset).and_then(|at| heap.blocks.word(at))
     {
         heap.marks.mark(frame, Met::Referred);
+        heap.held.push(Held {
+            object: frame,
+            in_call: true,
+            code: 0,
+        });
     }
     let _ = chunks(heap, thread);
 }
@@ -42,7 +59,7 @@ fn chunks<M: RemoteMemory>(heap: &mut Heap<'_, M>, thread: u64) -> Option<()> {
         let end = CHUNK_HEADER + words.min(MAX_CHUNK_WORDS) * 8;
         heap.references.clear();
         heap.look_through(chunk, CHUNK_HEADER, end);
-        mark_references(heap);
+        mark_references(heap, true);
         chunk = heap.blocks.word(chunk)?;
         words = match chunk {
             0 => 0,
@@ -52,8 +69,16 @@ fn chunks<M: RemoteMemory>(heap: &mut Heap<'_, M>, thread: u64) -> Option<()> {
     Some(())
 }
 
-fn mark_references<M: RemoteMemory>(heap: &mut Heap<'_, M>) {
+fn mark_references<M: RemoteMemory>(heap: &mut Heap<'_, M>, in_call: bool) {
+    // A call begins with its code: what follows is its own.
+    let mut code = 0;
     for reference in std::mem::take(&mut heap.references) {
-        heap.marks.mark(reference & !DOUBTFUL, met_by(reference));
+        let object = reference & !DOUBTFUL;
+        heap.marks.mark(object, met_by(reference));
+        let of = heap.type_of(object).and_then(|of| heap.infos.get(of));
+        if in_call && of.is_some_and(|info| info.kind == Kind::Code) {
+            code = object;
+        }
+        heap.held.push(Held { object, in_call, code });
     }
 }

@@ -4,9 +4,10 @@
     -> COUNT    count everything, as a census should               <- TRUTH {TYPE: [OBJECTS, TRACKED, BYTES]}
     -> CHURN    make and drop objects at full speed from now on, with the collector at work     <- CHURNING
     -> BREAK    break lists, sizes, tables and types on purpose     <- BROKEN
+    -> PLANT    keep objects in seven ways                      <- PLANTED
     -> EXIT
 
-The truth is `gc.get_objects()` and all that these refer to, as `gc.get_referents` says, with `sys.getsizeof`. While it is
+The truth is `gc.get_objects()` and all that these refer to, as `gc.get_referents` says, and all keys of dicts, with `sys.getsizeof`. While it is
 found out the collector is off, so what is there afterwards is what was counted, but for the answer.
 """
 import array
@@ -204,7 +205,11 @@ def count():
             row[2] += sys.getsizeof(each)
         except TypeError:
             pass
-        for other in gc.get_referents(each):
+        referents = gc.get_referents(each)
+        if isinstance(each, dict):
+            # It tells of keys only if one of them is no string.
+            referents += list(dict.keys(each))
+        for other in referents:
             if id(other) not in seen:
                 seen[id(other)] = None
                 todo.append(other)
@@ -222,6 +227,95 @@ def churn():
     while True:
         recent.append([Plain(i), {"a": i, "b": [str(i)]}, (i, float(i))])
         i += 1
+
+
+class ByGlobal(Plain):
+    pass
+
+
+class ByCell(Plain):
+    pass
+
+
+class ByCall(Plain):
+    pass
+
+
+class ByCache(Plain):
+    pass
+
+
+class ByClass(Plain):
+    pass
+
+
+class ByLocal(Plain):
+    pass
+
+
+class ByC(object):
+    """No list, no attributes of their own: only a count of references says that somebody has them."""
+    __slots__ = ("text", "itself")
+
+
+class Registry(object):
+    items = []
+
+
+planted = []
+cached = functools.lru_cache(maxsize=None)(lambda i: ByCache(i))
+of_thread = threading.local()
+
+
+def with_cell():
+    cell = [ByCell(i) for i in range(300)]
+
+    def handler():
+        return cell
+
+    return handler
+
+
+def waiting_call(ready_event):
+    mine = [ByCall(i) for i in range(300)]
+    ready_event.set()
+    threading.Event().wait()
+    return mine
+
+
+def hold_from_c(objects):
+    """A reference that nobody has: as that of a module in C which has lost it."""
+    import ctypes
+    for each in objects:
+        # Without the GIL: `ob_ref_shared`, above its two flags.
+        place, step = (16, 4) if has_no_gil() else (0, 1)
+        ctypes.c_int64.from_address(id(each) + place).value += step
+
+
+def has_no_gil():
+    return not getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+handler = None
+
+
+def plant():
+    global handler
+    planted.append({"sessions": [ByGlobal(i) for i in range(300)]})
+    handler = with_cell()
+    event = threading.Event()
+    thread = threading.Thread(target=waiting_call, args=(event,))
+    thread.daemon = True
+    thread.start()
+    event.wait()
+    for i in range(300):
+        cached(i)
+    Registry.items.extend(ByClass(i) for i in range(300))
+    of_thread.kept = [ByLocal(i) for i in range(300)]
+    try:
+        hold_from_c([ByC() for _ in range(300)])
+    except ImportError:
+        pass
 
 
 def put(address, value):
@@ -272,6 +366,9 @@ def main():
             thread.daemon = True
             thread.start()
             say("CHURNING")
+        elif words[0] == "PLANT":
+            plant()
+            say("PLANTED")
         elif words[0] == "BREAK":
             kept.append(break_all())
             say("BROKEN")

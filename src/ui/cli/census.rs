@@ -5,7 +5,8 @@ use super::dump::of_core;
 use super::failure::{Failure, code};
 use crate::attach::{Target, preflight};
 use crate::census::table::{About, Census, LoadError, Mode, changes};
-use crate::census::{CensusError, Source, render, take, writable};
+use crate::census::why::{Wanted, Why};
+use crate::census::{CensusError, Source, ask, render, writable};
 use crate::dump::core::Core;
 use crate::ui::output::{note, to_stdout};
 use crate::ui::save::save;
@@ -50,6 +51,11 @@ pub struct Args {
     /// Take a census now and another one after this time, and show what has grown.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with_all = ["core", "save"])]
     pub watch: Option<Duration>,
+
+    /// Show who holds the objects of a type (as it is called in the census), or the object at an address, and what would be free
+    /// without them.
+    #[arg(long, value_name = "TYPE|ADDRESS", conflicts_with_all = ["save", "watch", "by"])]
+    pub why: Option<String>,
 
     /// End after this time, with what was found until then.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
@@ -127,14 +133,19 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         let (before, after) = (load(&args.before)?, load(&args.after)?);
         return show_changes(&before, &after, &args.show);
     }
+    if let Some(wanted) = &args.why {
+        let wanted = wanted_of(wanted);
+        let (census, why) = match &args.core {
+            Some(path) => of_file(path, args, Some(&wanted))?,
+            None => of_process(&target(args)?, args, Some(&wanted))?,
+        };
+        return show_why(&census, why, &wanted, &args.show);
+    }
     let census = match &args.core {
-        Some(path) => of_file(path, args)?,
+        Some(path) => of_file(path, args, None)?.0,
         None => {
-            let target = match args.pid {
-                Some(pid) => preflight::check_readable(pid).map_err(Failure::from)?,
-                None => choose::target(None)?,
-            };
-            let first = of_process(&target, args)?;
+            let target = target(args)?;
+            let first = of_process(&target, args, None)?.0;
             let Some(pause) = args.watch else {
                 return finish(&first, args);
             };
@@ -144,10 +155,56 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
                 pause.as_secs()
             ));
             std::thread::sleep(pause);
-            return show_changes(&first, &of_process(&target, args)?, &args.show);
+            return show_changes(&first, &of_process(&target, args, None)?.0, &args.show);
         }
     };
     finish(&census, args)
+}
+
+fn target(args: &Args) -> Result<Target, Failure> {
+    match args.pid {
+        Some(pid) => preflight::check_readable(pid).map_err(Failure::from),
+        None => choose::target(None),
+    }
+}
+
+/// An address begins with 0x, which no type's name does.
+fn wanted_of(text: &str) -> Wanted {
+    let address = text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    address.map_or_else(|| Wanted::Type(text.to_owned()), Wanted::Address)
+}
+
+fn show_why(census: &Census, why: Option<Why>, wanted: &Wanted, show: &Show) -> Result<(), Box<dyn Error>> {
+    let Some(mut why) = why else {
+        let error = match wanted {
+            Wanted::Address(address) => format!("there is no object at {address:#x}"),
+            Wanted::Type(name) => match similar(census, name) {
+                Some(other) => format!("there are no objects of a type {name}; there are of {other}"),
+                None => format!("there are no objects of a type {name}; `pyheap census` shows which there are"),
+            },
+        };
+        return Err(Failure::failed(error).into());
+    };
+    let omitted = why.ways.len().saturating_sub(show.limit);
+    why.ways.truncate(show.limit);
+    if !show.json {
+        return Ok(to_stdout(&render::why(census, &why, omitted))?);
+    }
+    let mut answer = serde_json::to_value(&why)?;
+    if let Some(answer) = answer.as_object_mut() {
+        let mut census = serde_json::to_value(census)?;
+        census.as_object_mut().and_then(|census| census.remove("types"));
+        answer.insert("omitted_ways".to_owned(), omitted.into());
+        answer.insert("census".to_owned(), census);
+    }
+    Ok(to_stdout(&(serde_json::to_string_pretty(&answer)? + "\n"))?)
+}
+
+/// A type whose name ends in the same word.
+fn similar<'a>(census: &'a Census, name: &str) -> Option<&'a str> {
+    let last = |name: &str| name.rsplit('.').next().map(str::to_lowercase);
+    let found = census.types.iter().find(|row| last(&row.name) == last(name));
+    found.map(|row| row.name.as_str())
 }
 
 /// Shows a census, and saves it where that is wanted.
@@ -210,7 +267,7 @@ fn now() -> f64 {
     since.map_or(0.0, |since| since.as_secs_f64())
 }
 
-fn of_process(target: &Target, args: &Args) -> Result<Census, Failure> {
+fn of_process(target: &Target, args: &Args, wanted: Option<&Wanted>) -> Result<(Census, Option<Why>), Failure> {
     let pid = target.facts.id.pid;
     let gone = |source: procfs::ProcError| Failure::new(code::NO_PROCESS, source);
     let about = About {
@@ -226,15 +283,15 @@ fn of_process(target: &Target, args: &Args) -> Result<Census, Failure> {
         changes: true,
         limit: args.max_time,
     };
-    let found = take(&source, &target.interpreter).map_err(of_census)?;
+    let (found, why) = ask(&source, &target.interpreter, wanted).map_err(of_census)?;
     if !target.facts.id.is_alive() {
         let error = format!("process {pid} ended before its heap was read");
         return Err(Failure::new(code::NO_PROCESS, error));
     }
-    Ok(Census::of(about, &found))
+    Ok((Census::of(about, &found), why))
 }
 
-fn of_file(path: &Path, args: &Args) -> Result<Census, Failure> {
+fn of_file(path: &Path, args: &Args, wanted: Option<&Wanted>) -> Result<(Census, Option<Why>), Failure> {
     let core = Core::open(path, args.exe.as_deref()).map_err(of_core)?;
     let interpreter = core.python().map_err(of_core)?;
     let about = About {
@@ -250,7 +307,8 @@ fn of_file(path: &Path, args: &Args) -> Result<Census, Failure> {
         changes: false,
         limit: args.max_time,
     };
-    Ok(Census::of(about, &take(&source, &interpreter).map_err(of_census)?))
+    let (found, why) = ask(&source, &interpreter, wanted).map_err(of_census)?;
+    Ok((Census::of(about, &found), why))
 }
 
 fn of_census(error: CensusError) -> Failure {
