@@ -3,7 +3,8 @@
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, census, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, top, whence,
+    attach, census, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, top,
+    whence,
 };
 use pyheap::ui::output::note;
 use std::process::ExitCode;

@@ -158,8 +158,10 @@ impl Dominators {
         // A walk in depth: each node with how many of its edges were followed.
         let mut stack: Vec<(u32, u32)> = Vec::new();
         for root in roots {
-            let enter = |node: u32, from: u32, order: &mut Vec<u32>, number: &mut [u32], parent: &mut Vec<u32>| {
-                match number.get_mut(node as usize) {
+            let enter =
+                |node: u32, from: u32, order: &mut Vec<u32>, number: &mut [u32], parent: &mut Vec<u32>| match number
+                    .get_mut(node as usize)
+                {
                     Some(number) if *number == 0 => {
                         order.push(node);
                         parent.push(from);
@@ -167,8 +169,7 @@ impl Dominators {
                         true
                     }
                     _ => false,
-                }
-            };
+                };
             if enter(*root, 0, &mut order, &mut number, &mut parent) {
                 stack.push((*root, 0));
             }
@@ -193,7 +194,9 @@ impl Dominators {
     #[must_use]
     pub fn retained(&self, sizes: &[u64]) -> Vec<u64> {
         let size = |node: u32| sizes.get(node as usize).copied().unwrap_or(0);
-        let mut by_number: Vec<u64> = std::iter::once(0).chain(self.order.iter().map(|node| size(*node))).collect();
+        let mut by_number: Vec<u64> = std::iter::once(0)
+            .chain(self.order.iter().map(|node| size(*node)))
+            .collect();
         for number in (1..by_number.len()).rev() {
             let own = by_number.get(number).copied().unwrap_or(0);
             let above = self.above.get(number).copied().unwrap_or(0);
@@ -202,7 +205,10 @@ impl Dominators {
             }
         }
         let of = |number: &u32| by_number.get(*number as usize).copied().unwrap_or(0);
-        self.number.iter().map(|number| if *number == 0 { 0 } else { of(number) }).collect()
+        self.number
+            .iter()
+            .map(|number| if *number == 0 { 0 } else { of(number) })
+            .collect()
     }
 
     /// What a set of nodes retains together: each of them that none of the others dominates, with all that it does.
@@ -336,7 +342,10 @@ mod tests {
         let dominators = graph(&edges).dominators(&[0]);
         let retained = dominators.retained(&[1, 10, 100, 100, 1000]);
         assert_eq!(retained, [1211, 1210, 100, 100, 1000]);
-        assert_eq!(dominators.retained_together(&retained, |node| node == 2 || node == 3), 200);
+        assert_eq!(
+            dominators.retained_together(&retained, |node| node == 2 || node == 3),
+            200
+        );
         assert_eq!(dominators.retained_together(&retained, |node| node != 0), 1210);
     }
 
@@ -347,10 +356,16 @@ mod tests {
             let nodes = random.random_range(1..40_u32);
             let density = random.random_range(1..4);
             let edges: Vec<Vec<u32>> = (0..nodes)
-                .map(|_| (0..random.random_range(0..=density)).map(|_| random.random_range(0..nodes)).collect())
+                .map(|_| {
+                    (0..random.random_range(0..=density))
+                        .map(|_| random.random_range(0..nodes))
+                        .collect()
+                })
                 .collect();
             let sizes: Vec<u64> = (0..nodes).map(|_| random.random_range(1..1000)).collect();
-            let roots: Vec<u32> = (0..random.random_range(1..4)).map(|_| random.random_range(0..nodes)).collect();
+            let roots: Vec<u32> = (0..random.random_range(1..4))
+                .map(|_| random.random_range(0..nodes))
+                .collect();
             let retained = graph(&edges).dominators(&roots).retained(&sizes);
             let all = alive(&edges, &roots, None);
             for node in 0..nodes {
@@ -365,7 +380,17 @@ mod tests {
     #[test]
     fn ways_are_shortest_and_everything_has_one() {
         // Two roots, a chain, a ring that nobody holds, and one that something holds which nobody does.
-        let edges = [vec![2], vec![3], vec![3], vec![], vec![5], vec![4], vec![7], vec![8], vec![7]];
+        let edges = [
+            vec![2],
+            vec![3],
+            vec![3],
+            vec![],
+            vec![5],
+            vec![4],
+            vec![7],
+            vec![8],
+            vec![7],
+        ];
         let reached = graph(&edges).reach(&[vec![0], vec![1]]);
         assert_eq!(reached.from, [0, 1, 0, 0, 2, 2, 2, 2, 2]);
         assert_eq!(reached.before, [NONE, NONE, 0, 2, NONE, 4, NONE, 6, 7]);
@@ -377,7 +402,9 @@ mod tests {
     #[test]
     fn a_long_chain_is_no_deeper_than_any() {
         let nodes = 300_000_u32;
-        let edges: Vec<Vec<u32>> = (0..nodes).map(|i| if i + 1 < nodes { vec![i + 1] } else { vec![0] }).collect();
+        let edges: Vec<Vec<u32>> = (0..nodes)
+            .map(|i| if i + 1 < nodes { vec![i + 1] } else { vec![0] })
+            .collect();
         let retained = graph(&edges).dominators(&[0]).retained(&vec![1; nodes as usize]);
         assert!((0..nodes).all(|i| retained[i as usize] == u64::from(nodes - i)));
     }

@@ -378,7 +378,8 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
         };
         if let Some((wide, wide_length)) = self.at.census.wide {
             let at = self.field(object, wide)?;
-            let is_own = at != 0 && at != characters && !(state.compact && state.ascii && at == object + unicode.ascii_data);
+            let is_own =
+                at != 0 && at != characters && !(state.compact && state.ascii && at == object + unicode.ascii_data);
             if is_own {
                 let length = match state.compact && state.ascii {
                     true => length,
@@ -667,7 +668,11 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
                 return self.marks.holds(object, basic).then_some(basic);
             }
             // One item is in the fixed part already.
-            let size = self.length(object)?.saturating_sub(1).checked_mul(item)?.checked_add(basic)?;
+            let size = self
+                .length(object)?
+                .saturating_sub(1)
+                .checked_mul(item)?
+                .checked_add(basic)?;
             if !self.marks.holds(object, size) {
                 return None;
             }
@@ -707,7 +712,10 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
             None if dict < 0 && item > 0 => {
                 // After the items, at an aligned address.
                 let at = self.length(object).and_then(|length| {
-                    let size = length.checked_mul(item)?.checked_add(basic)?.checked_next_multiple_of(8)?;
+                    let size = length
+                        .checked_mul(item)?
+                        .checked_add(basic)?
+                        .checked_next_multiple_of(8)?;
                     object.checked_add(size)?.checked_sub(dict.unsigned_abs())
                 });
                 if let Some(word) = at.and_then(|at| self.blocks.word(at)) {
@@ -753,7 +761,8 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
         let keys = self.keys(keys)?;
         let count = keys.used.min(most);
         let mut words = Vec::new();
-        self.blocks.words(keys.entries, count * keys.words, |word| words.push(word));
+        self.blocks
+            .words(keys.entries, count * keys.words, |word| words.push(word));
         let entries = words.chunks_exact(usize::try_from(keys.words).ok()?);
         let pair = |entry: &[u64]| Some((*entry.get(entry.len() - 2)?, *entry.last()?));
         let mut pairs: Vec<(u64, u64)> = entries.filter_map(pair).collect();

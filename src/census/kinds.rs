@@ -193,7 +193,11 @@ fn kind_of<M: RemoteMemory>(blocks: &mut Blocks<'_, M>, at: &Layouts, address: u
             _ => break,
         };
     }
-    if flags & flag::DICT != 0 { Kind::Dict } else { Kind::Other }
+    if flags & flag::DICT != 0 {
+        Kind::Dict
+    } else {
+        Kind::Other
+    }
 }
 
 /// What is known of exactly this type, by its name: one that was written in C, since a class statement makes no dotted names.
@@ -223,7 +227,11 @@ fn known<M: RemoteMemory>(blocks: &mut Blocks<'_, M>, at: &Layouts, address: u64
         b"frame" => Kind::Frame,
         b"code" => Kind::Code,
         b"float" | b"complex" | b"NoneType" | b"ellipsis" | b"NotImplementedType" => Kind::Leaf,
-        b"weakref" | b"weakref.ReferenceType" | b"weakproxy" | b"weakref.ProxyType" | b"weakcallableproxy"
+        b"weakref"
+        | b"weakref.ReferenceType"
+        | b"weakproxy"
+        | b"weakref.ProxyType"
+        | b"weakcallableproxy"
         | b"weakref.CallableProxyType" => Kind::Weak,
         _ => return None,
     })

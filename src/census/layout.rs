@@ -157,7 +157,11 @@ impl CensusLayout {
         let of = |field: &str| {
             maybe(&format!(
                 "{}.{field}",
-                if in_runtime { "_PyRuntimeState" } else { "PyInterpreterState" }
+                if in_runtime {
+                    "_PyRuntimeState"
+                } else {
+                    "PyInterpreterState"
+                }
             ))
         };
         let pointer = of("gc.generation0");

@@ -234,7 +234,9 @@ impl Marks {
             let mut first = Vec::with_capacity(WORDS / STRIDE);
             for words in region.objects.chunks(STRIDE) {
                 first.push(numbers.count);
-                numbers.count = words.iter().fold(numbers.count, |count, word| count.saturating_add(word.count_ones()));
+                numbers.count = words
+                    .iter()
+                    .fold(numbers.count, |count, word| count.saturating_add(word.count_ones()));
             }
             numbers.index.insert(region.base / REGION, numbers.regions.len());
             numbers.regions.push(Numbered {
@@ -264,7 +266,11 @@ impl Numbers {
             return None;
         }
         let start = word / STRIDE;
-        let before = region.objects.get(start * STRIDE..word)?.iter().map(|word| word.count_ones());
+        let before = region
+            .objects
+            .get(start * STRIDE..word)?
+            .iter()
+            .map(|word| word.count_ones());
         let before: u32 = before.sum::<u32>() + (bits & (bit - 1)).count_ones();
         Some(region.first.get(start)? + before)
     }

@@ -110,7 +110,9 @@ pub fn mark<M: RemoteMemory>(heap: &mut Heap<'_, M>) -> Option<u64> {
     for range in heap.marks.memory() {
         let first = range.start.checked_next_multiple_of(SEGMENT);
         // The kernel's own page at the end of the address space is in core files.
-        let starts_here = first.into_iter().flat_map(|first| (first..range.end).step_by(SEGMENT as usize));
+        let starts_here = first
+            .into_iter()
+            .flat_map(|first| (first..range.end).step_by(SEGMENT as usize));
         starts.extend(starts_here);
     }
     // The one whose tables add up more often; a table of the other one does not.
@@ -182,7 +184,11 @@ fn describe<M: RemoteMemory>(heap: &mut Heap<'_, M>, version: &Version, segment:
         false => u64::from(blocks.number(page + version.block_size)?),
     };
     // Of a huge block 2.1.2 only says that it is one.
-    let block = if block > slices && capacity == [1, 0] { slices } else { block };
+    let block = if block > slices && capacity == [1, 0] {
+        slices
+    } else {
+        block
+    };
     let start = match version.page_start {
         Some(field) => blocks.word(page + field)?,
         None => {
@@ -211,7 +217,10 @@ fn describe<M: RemoteMemory>(heap: &mut Heap<'_, M>, version: &Version, segment:
         lists,
         used,
         // What the debugging allocator puts before a block is in there, too.
-        to_object: debug.checked_sub(HEADER).filter(|at| *at <= 2 * BEFORE).unwrap_or(before),
+        to_object: debug
+            .checked_sub(HEADER)
+            .filter(|at| *at <= 2 * BEFORE)
+            .unwrap_or(before),
     })
 }
 

@@ -21,9 +21,9 @@ pub mod mimalloc;
 pub mod render;
 pub mod stacks;
 pub mod table;
-pub mod why;
 #[cfg(test)]
 mod tests;
+pub mod why;
 
 use crate::attach::Interpreter;
 use crate::dump::budget::Budget;

@@ -153,7 +153,11 @@ pub fn changes(before: &Census, after: &Census, changes: &[Change], what: &str, 
     }
     let rest = changes.len().saturating_sub(limit);
     if rest > 0 {
-        text += &format!("{} more {what}s have changed (--limit {} shows them)\n", count(rest as f64), changes.len());
+        text += &format!(
+            "{} more {what}s have changed (--limit {} shows them)\n",
+            count(rest as f64),
+            changes.len()
+        );
     }
     if changes.is_empty() {
         text += "nothing has changed\n";

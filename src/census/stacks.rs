@@ -10,6 +10,8 @@ use pyheap_injector::RemoteMemory;
 
 /// Chunks of one thread: each holds some 2,000 words at least, and recursion ends.
 const MAX_CHUNKS: usize = 1 << 16;
+/// Frames of one thread, up to 3.10.
+const MAX_FRAMES: usize = 1 << 20;
 /// Words of one chunk.
 const MAX_CHUNK_WORDS: u64 = 1 << 24;
 /// Before the words of a chunk: the previous one, the size, and how many words are in use if it is not the last.
@@ -33,18 +35,31 @@ pub fn mark<M: RemoteMemory>(heap: &mut Heap<'_, M>, thread: u64) {
     heap.references.clear();
     heap.look_through(thread, 0, THREAD_STATE);
     mark_references(heap, false);
-    if let TopFrame::Direct(offset) = heap.at.base.thread.top
-        && heap.at.census.frames.is_none()
-        && let Some(frame) = thread.checked_add(offset).and_then(|at| heap.blocks.word(at))
-    {
+    match heap.at.census.frames {
+        Some(_) => _ = chunks(heap, thread),
+        None => objects(heap, thread),
+    }
+}
+
+/// Up to 3.10: the frames, innermost first.
+fn objects<M: RemoteMemory>(heap: &mut Heap<'_, M>, thread: u64) {
+    let TopFrame::Direct(top) = heap.at.base.thread.top else {
+        return;
+    };
+    let back = heap.at.base.frame.back;
+    let mut frame = thread.checked_add(top).and_then(|at| heap.blocks.word(at)).unwrap_or(0);
+    for _ in 0..MAX_FRAMES {
+        if frame == 0 {
+            break;
+        }
         heap.marks.mark(frame, Met::Referred);
         heap.held.push(Held {
             object: frame,
             in_call: true,
             code: 0,
         });
+        frame = frame.checked_add(back).and_then(|at| heap.blocks.word(at)).unwrap_or(0);
     }
-    let _ = chunks(heap, thread);
 }
 
 fn chunks<M: RemoteMemory>(heap: &mut Heap<'_, M>, thread: u64) -> Option<()> {

@@ -162,7 +162,10 @@ impl Census {
             incomplete.push("the garbage collector was at work, and has objects apart: try again".to_owned());
         }
         if found.left > 0 {
-            incomplete.push(format!("time was over: {} objects that were met were not looked at", found.left));
+            incomplete.push(format!(
+                "time was over: {} objects that were met were not looked at",
+                found.left
+            ));
         }
         Self {
             pyheap_census: FORM,
@@ -278,7 +281,8 @@ pub fn changes(before: &[Row], after: &[Row]) -> Vec<Change> {
     all.retain(|change| change.bytes() != 0 || change.count() != 0);
     all.sort_by(|a, b| {
         let most = b.bytes().cmp(&a.bytes());
-        most.then_with(|| b.count().cmp(&a.count())).then_with(|| a.name.cmp(&b.name))
+        most.then_with(|| b.count().cmp(&a.count()))
+            .then_with(|| a.name.cmp(&b.name))
     });
     all
 }
@@ -299,8 +303,18 @@ mod tests {
 
     #[test]
     fn changes_are_sorted_by_growth() {
-        let before = [row("a", 5, 500), row("gone", 1, 10), row("same", 2, 2), row("less", 9, 90)];
-        let after = [row("a", 6, 700), row("new", 3, 1000), row("same", 2, 2), row("less", 1, 10)];
+        let before = [
+            row("a", 5, 500),
+            row("gone", 1, 10),
+            row("same", 2, 2),
+            row("less", 9, 90),
+        ];
+        let after = [
+            row("a", 6, 700),
+            row("new", 3, 1000),
+            row("same", 2, 2),
+            row("less", 1, 10),
+        ];
         let found = changes(&before, &after);
         let names: Vec<&str> = found.iter().map(|change| change.name.as_str()).collect();
         assert_eq!(names, ["new", "a", "gone", "less"]);

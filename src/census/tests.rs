@@ -62,7 +62,11 @@ fn image(at: &Layouts) -> Image {
     image.put_type(at, META, "type", flag::TYPE | flag::HAVE_GC, 880);
     image.put_type(at, LIST, "list", flag::LIST | flag::HAVE_GC, 40);
     image.put_type(at, STR, "str", flag::STR, 80);
-    let first = if lists.by_pointer { OWNER + 0x2600 } else { OWNER + lists.first };
+    let first = if lists.by_pointer {
+        OWNER + 0x2600
+    } else {
+        OWNER + lists.first
+    };
     if lists.by_pointer {
         image.put(OWNER + lists.first, first);
     }
@@ -83,7 +87,11 @@ fn image(at: &Layouts) -> Image {
     for i in 0..LISTS {
         let (node, object) = (node(i), node(i) + lists.head);
         let prev = if i == 0 { ring } else { self::node_before(i) };
-        let next = if i == LISTS - 1 { ring } else { OBJECTS + 0x100 + (i + 1) * 0x80 };
+        let next = if i == LISTS - 1 {
+            ring
+        } else {
+            OBJECTS + 0x100 + (i + 1) * 0x80
+        };
         image.put(node, next);
         image.put(node + 8, prev);
         image.put(object, 1);

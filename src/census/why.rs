@@ -267,6 +267,10 @@ impl<M: RemoteMemory> Words<'_, '_, M> {
             if !is_last && (from == MODULES && i == 0 || self.is_namespace(*node, behind(1))) {
                 continue;
             }
+            // The call was named already.
+            if !is_last && from == CALLS && i == 0 && self.kind(*node) == Some(Kind::Frame) {
+                continue;
+            }
             let kind = self.kind_name(*node);
             if table && kind == "module" && !is_last {
                 module = name;
@@ -299,7 +303,11 @@ impl<M: RemoteMemory> Words<'_, '_, M> {
             CALLS => {
                 let code = match self.kind(node) {
                     // Up to 3.10 the call itself is an object.
-                    Some(Kind::Frame) => self.heap.blocks.word(address + self.heap.at.base.frame.code).unwrap_or(0),
+                    Some(Kind::Frame) => self
+                        .heap
+                        .blocks
+                        .word(address + self.heap.at.base.frame.code)
+                        .unwrap_or(0),
                     _ => self.held.get(&address).map_or(0, |held| held.code),
                 };
                 match self.code_name(code) {
@@ -315,7 +323,10 @@ impl<M: RemoteMemory> Words<'_, '_, M> {
     /// What a code object is called.
     fn code_name(&mut self, code: u64) -> Option<String> {
         let layout = self.heap.at.base.code;
-        let name = self.heap.blocks.word(code.checked_add(layout.qualname.unwrap_or(layout.name))?)?;
+        let name = self
+            .heap
+            .blocks
+            .word(code.checked_add(layout.qualname.unwrap_or(layout.name))?)?;
         self.string(name)
     }
 
@@ -336,7 +347,11 @@ impl<M: RemoteMemory> Words<'_, '_, M> {
         match self.kind(before) {
             Some(Kind::Type) => true,
             Some(Kind::Other) => {
-                let of = self.all.types.get(before as usize).and_then(|of| self.heap.infos.get(*of as usize));
+                let of = self
+                    .all
+                    .types
+                    .get(before as usize)
+                    .and_then(|of| self.heap.infos.get(*of as usize));
                 // A module, or an object with a `__dict__` that was made of a class.
                 of.is_some_and(|info| &*info.name == "module" || info.flags & flag::HEAP_TYPE != 0 && info.dict != 0)
             }
@@ -382,7 +397,9 @@ impl<M: RemoteMemory> Words<'_, '_, M> {
     fn globals(&mut self, modules: &[u64], retained: &[u64]) -> Vec<Holder> {
         let mut found: Vec<(u64, String, u32)> = Vec::new();
         for table in modules {
-            let Some(info) = self.heap.type_of(*table) else { continue };
+            let Some(info) = self.heap.type_of(*table) else {
+                continue;
+            };
             for (key, module) in self.heap.pairs(*table, info, MAX_ENTRIES) {
                 let Some(name) = self.string(key) else { continue };
                 let dict = module.checked_add(self.heap.at.objects.module_dict);
@@ -394,7 +411,9 @@ impl<M: RemoteMemory> Words<'_, '_, M> {
                     continue;
                 }
                 for (key, value) in self.heap.pairs(dict, info, MAX_ENTRIES) {
-                    let Some(node) = self.all.numbers.number(value) else { continue };
+                    let Some(node) = self.all.numbers.number(value) else {
+                        continue;
+                    };
                     let bytes = retained.get(node as usize).copied().unwrap_or(0);
                     // A module holds itself in its parent.
                     if self.kind_name(node) != "module"

@@ -170,7 +170,9 @@ fn target(args: &Args) -> Result<Target, Failure> {
 
 /// An address begins with 0x, which no type's name does.
 fn wanted_of(text: &str) -> Wanted {
-    let address = text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let address = text
+        .strip_prefix("0x")
+        .and_then(|digits| u64::from_str_radix(digits, 16).ok());
     address.map_or_else(|| Wanted::Type(text.to_owned()), Wanted::Address)
 }
 
