@@ -197,10 +197,17 @@ fn count<M: RemoteMemory>(heap: &mut Heap<'_, M>, started: Instant, limit: Durat
 }
 
 fn one<M: RemoteMemory>(heap: &mut Heap<'_, M>, object: u64, met: Met) {
-    let looked = heap.look(object, met == Met::Doubtful);
+    let doubtful = met == Met::Doubtful;
+    let doubts = heap.doubts;
+    let looked = heap.look(object, doubtful);
+    if doubtful {
+        // It may be what is left of an object: then what is wrong with it, and with what it leads to, tells nothing.
+        heap.doubts = doubts;
+    }
     let references = std::mem::take(&mut heap.references);
     for reference in &references {
-        heap.marks.mark(reference & !DOUBTFUL, met_by(*reference));
+        let met = if doubtful { Met::Doubtful } else { met_by(*reference) };
+        heap.marks.mark(reference & !DOUBTFUL, met);
     }
     heap.references = references;
     if looked.is_some() {
