@@ -24,6 +24,15 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|e| panic!("{e}: {}", done.stdout))
 }
 
+/// Until the target waits for its next command: then nothing of its last answer is left.
+fn idle(target: &Target) {
+    let waits = format!("{} 0x0 ", libc::SYS_read);
+    until(&format!("{}: it waits", target.name), DEADLINE, || {
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", target.pid)).ok()?;
+        call.starts_with(&waits).then_some(())
+    });
+}
+
 fn counts(census: &Value) -> Counts {
     let mut counts = Counts::new();
     for row in census["rows"].as_array().expect("rows") {
@@ -130,9 +139,11 @@ fn check(python: &Interpreter) {
     let pid = target.pid.to_string();
     target.ask("MAKE 10", "MADE");
     let real_before = truth(&target.ask("COUNT", "TRUTH"));
+    idle(&target);
     let before = json(&[&pid]);
     target.ask(&format!("MAKE {OBJECTS}"), "MADE");
     let real_after = truth(&target.ask("COUNT", "TRUTH"));
+    idle(&target);
     let after = json(&[&pid]);
     for census in [&before, &after] {
         assert_eq!(census["mode"], "live", "{name}");
@@ -165,6 +176,7 @@ fn a_core_file_has_the_same_objects() {
         let mut target = Target::start(&python, "census.py", &[]);
         let pid = target.pid.to_string();
         target.ask("MAKE 100", "MADE");
+        idle(&target);
         let dir = scratch();
         let base = dir.path().join("core");
         let gcore = Command::new("gcore")
@@ -201,10 +213,12 @@ fn growth_is_shown_by_type_and_by_module() {
     let pid = target.pid.to_string();
     let dir = scratch();
     let [before, after] = ["before", "after"].map(|name| dir.path().join(name).to_str().expect("UTF-8").to_owned());
+    idle(&target);
     let shown = pyheap::run(["census", &pid, "--save", &before, "--limit", "3"]).expect_code(0);
     assert!(shown.stdout.contains("approximate"), "{}", shown.stdout);
     assert!(shown.stdout.contains("more types (--limit "), "{}", shown.stdout);
     target.ask("MAKE 300", "MADE");
+    idle(&target);
     pyheap::run(["census", &pid, "--save", &after, "--by", "module", "--top", "4"])
         .expect_code(0)
         .expect_stdout("__main__");
@@ -283,6 +297,7 @@ fn a_broken_heap_is_counted_as_far_as_it_goes() {
         let pid = target.pid.to_string();
         target.ask("MAKE 100", "MADE");
         target.ask("BREAK", "BROKEN");
+        idle(&target);
         let census = json(&[&pid]);
         let doubts = census["inconsistent"].as_object().expect("doubts").values();
         let doubts: u64 = doubts.map(|number| number.as_u64().expect("a number")).sum();
@@ -363,6 +378,7 @@ fn whoever_holds_a_leak_is_named() {
         let mut target = Target::start(python, "census.py", &[]);
         let pid = target.pid.to_string();
         target.ask("PLANT", "PLANTED");
+        idle(&target);
         for (kind, root, words) in PLANTED {
             let answer = why(&pid, kind);
             assert_eq!(answer["count"], 300, "{name}: {answer:#}");
