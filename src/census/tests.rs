@@ -124,7 +124,7 @@ fn walk<'a>(image: &'a Image, at: &Layouts) -> Heap<'a, Image> {
 }
 
 fn layouts() -> impl Iterator<Item = (u8, Layouts)> {
-    SUPPORTED_MINORS.into_iter().filter_map(|minor| {
+    SUPPORTED_MINORS.filter_map(|minor| {
         let at = Layouts::of(&Layout::of_minor(minor).unwrap()).unwrap();
         let lists = at.census.lists.unwrap();
         // The image has room for the structs of these: later ones have the same lists, further on.
