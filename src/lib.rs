@@ -3,9 +3,10 @@
 //! The folders of this crate sort in the order in which a sample visits them: [`attach`] finds the interpreter and puts
 //! the shim there, [`collect`] drains its ring, [`frames`] turns raw frames into file, line and function, [`profile`]
 //! writes and reads the files, [`reader`] answers questions about them, [`report`] makes answers of them, [`ui`] shows them.
-//! [`dump`] goes another way: it reads the stacks of all threads as they are now.
+//! [`dump`] goes another way: it reads the stacks of all threads as they are now. So does [`census`]: it reads the objects.
 
 pub mod attach;
+pub mod census;
 pub mod collect;
 pub mod dump;
 pub mod frames;

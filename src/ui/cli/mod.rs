@@ -1,6 +1,7 @@
 //! One file a subcommand.
 
 pub mod attach;
+pub mod census;
 pub mod children;
 pub mod choose;
 pub mod cure;
