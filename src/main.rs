@@ -3,7 +3,7 @@
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, top, whence,
+    attach, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, rss, top, whence,
 };
 use pyheap::ui::output::note;
 use std::process::ExitCode;
@@ -31,6 +31,7 @@ enum Command {
     Digest(digest::Args),
     Where(whence::Args),
     Dump(dump::Args),
+    Rss(rss::Args),
     Cure(cure::Args),
     Demo(demo::Args),
 }
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Digest(args) => digest::run(&args),
         Command::Where(args) => whence::run(&args),
         Command::Dump(args) => dump::run(&args),
+        Command::Rss(args) => rss::run(&args),
         Command::Cure(args) => cure::run(&args),
         Command::Demo(args) => demo::run(&args),
     };
