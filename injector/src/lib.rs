@@ -30,5 +30,5 @@ pub mod space;
 pub use cure::{Cure, CureError};
 pub use image::Image;
 pub use infect::{InfectError, Infection};
-pub use memory::{MemoryError, ProcessMemory, RemoteMemory};
+pub use memory::{MemoryError, MemoryFile, ProcessMemory, RemoteMemory};
 pub use pyheap_protocol::RemoteAddr;

@@ -15,7 +15,7 @@ use procfs::{Current, Meminfo};
 use pyheap_injector::copy::{self, Copy, CopyError, Found};
 use pyheap_injector::observe;
 use pyheap_injector::seccomp::{self, Forbidden, Purpose};
-use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
+use pyheap_injector::{MemoryFile, RemoteAddr, RemoteMemory};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 /// What a copy takes at least, in nanoseconds.
 const PAUSE_NANOS: u64 = 300_000;
 /// And for each page of anonymous memory, resident or swapped: its entry in the page table is copied, and its counts go up.
-/// docs/rss.md has how that was measured; half as much again for a loaded machine.
-const PAUSE_NANOS_A_PAGE: u64 = 60;
+/// docs/rss.md has how that was measured.
+const PAUSE_NANOS_A_PAGE: u64 = 200;
 /// Memory that must be free, besides the page tables and an eighth of what could be copied.
 const ROOM_BYTES: u64 = 64 << 20;
 /// The copy is ended when less is left.
@@ -189,12 +189,14 @@ pub struct Cost {
     pub copied_bytes: Option<u64>,
 }
 
-/// A frozen copy. Its memory is read like that of any process: [`Frozen::memory`]. Dropping it ends it.
+/// A frozen copy. Its memory is read by [`Frozen::memory`] only: other ways of reading would make the kernel copy each page.
+/// Dropping it ends it.
 #[derive(Debug)]
 pub struct Frozen {
     _lock: Lock,
     target: ProcessId,
     copy: Arc<Copy>,
+    memory: MemoryFile,
     predicted: Duration,
     begun: Instant,
     faults_before: u64,
@@ -218,12 +220,23 @@ impl Frozen {
         let faults_before = minor_faults(pid);
         let life = limits.max_freeze + GRACE;
         let copy = Copy::of(pid, life).map_err(|source| FreezeError::Copy { pid, source })?;
+        let memory = MemoryFile::open(copy.found.pid);
+        let memory = memory.and_then(|memory| {
+            let probe = memory.read_array::<8>(RemoteAddr(target.interpreter.runtime.0));
+            probe.map(|_| memory).map_err(std::io::Error::other)
+        });
+        let Ok(memory) = memory else {
+            let _ = copy.kill();
+            let _ = copy::end(&copy.found).and_then(|()| reap(pid, &copy.found));
+            return Err(FreezeError::Unreadable { pid });
+        };
         let copy = Arc::new(copy);
         let ended = Arc::new(OnceLock::new());
         let mut frozen = Self {
             _lock: lock,
             target: id,
             copy: Arc::clone(&copy),
+            memory,
             predicted,
             begun: Instant::now(),
             faults_before,
@@ -243,10 +256,6 @@ impl Frozen {
             }
         });
         frozen.watcher = Some((stop, watching));
-        let probe = target.interpreter.runtime;
-        if frozen.memory().read_array::<8>(RemoteAddr(probe.0)).is_err() && frozen.ended().is_none() {
-            return Err(FreezeError::Unreadable { pid });
-        }
         Ok(frozen)
     }
 
@@ -258,8 +267,8 @@ impl Frozen {
 
     /// The copy's memory.
     #[must_use]
-    pub fn memory(&self) -> ProcessMemory {
-        ProcessMemory::new(self.pid())
+    pub fn memory(&self) -> &MemoryFile {
+        &self.memory
     }
 
     /// How long the process stood still for it, at most.

@@ -19,8 +19,8 @@ use crate::attach::frozen::{Cost, Frozen};
 use crate::dump::types::Types;
 use glibc::{THREAD_HEAP, Tally, Walker};
 use mimalloc::Mimalloc;
-use pyheap_injector::ProcessMemory;
 use pyheap_injector::observe::{self, Doing};
+use pyheap_injector::{ProcessMemory, RemoteMemory};
 use pymalloc::Pymalloc;
 use resident::{Kind, Mapping, PAGE, Resident};
 use std::collections::{HashMap, HashSet};
@@ -183,14 +183,27 @@ pub fn of(target: &Target, frozen: Option<&Frozen>) -> Result<Report, RssError> 
     }
     let private = maps.iter().filter(|map| is_private_memory(map));
     let resident = Resident::of(source, private).map_err(|source| RssError::Pagemap { pid, source })?;
-    let memory = ProcessMemory::new(source);
+    match frozen {
+        Some(copy) => Ok(tabulate(target, copy.memory(), &resident, &maps, true)),
+        None => Ok(tabulate(target, &ProcessMemory::new(tid), &resident, &maps, false)),
+    }
+}
+
+fn tabulate<M: RemoteMemory>(
+    target: &Target,
+    memory: &M,
+    resident: &Resident,
+    maps: &[Mapping],
+    frozen: bool,
+) -> Report {
+    let pid = target.facts.id.pid;
     let threads = observe::threads(pid);
     let stack_pointers: Vec<u64> = threads.iter().filter_map(|&tid| stack_pointer(pid, tid)).collect();
     let mut table = Table {
         target,
-        memory: &memory,
-        resident: &resident,
-        maps: &maps,
+        memory,
+        resident,
+        maps,
         sums: Sums::default(),
         stack_pointers,
         pymalloc: Pymalloc::default(),
@@ -202,10 +215,10 @@ pub fn of(target: &Target, frozen: Option<&Frozen>) -> Result<Report, RssError> 
     } = table;
     let rss_bytes = maps.iter().map(|map| map.rss).sum();
     let rows = sums.rows(&pymalloc, mimalloc.as_ref(), rss_bytes);
-    Ok(Report {
+    Report {
         pid,
         python: target.interpreter.description(),
-        frozen: frozen.is_some(),
+        frozen,
         rss_bytes,
         verdict: verdict(&rows),
         rows,
@@ -213,10 +226,10 @@ pub fn of(target: &Target, frozen: Option<&Frozen>) -> Result<Report, RssError> 
         mimalloc,
         malloc: sums.is_glibc.then_some(sums.malloc),
         threads: threads.len(),
-        files: largest_files(&maps),
+        files: largest_files(maps),
         not_looked_at: resident.unknown,
         cost: None,
-    })
+    }
 }
 
 /// Private memory as the copy has it, and everything else as the process has it: a copy begins without the pages of files that
@@ -333,9 +346,9 @@ impl Sums {
 }
 
 /// The table in the making.
-struct Table<'a> {
+struct Table<'a, M> {
     target: &'a Target,
-    memory: &'a ProcessMemory,
+    memory: &'a M,
     resident: &'a Resident,
     maps: &'a [Mapping],
     sums: Sums,
@@ -344,7 +357,7 @@ struct Table<'a> {
     mimalloc: Option<Mimalloc>,
 }
 
-impl Table<'_> {
+impl<M: RemoteMemory> Table<'_, M> {
     fn fill(&mut self) {
         let layout = &self.target.interpreter.layout;
         self.sums.is_glibc = self.maps.iter().any(|map| is_glibc(&map.kind));
@@ -392,7 +405,7 @@ impl Table<'_> {
         map: &Mapping,
         before: Option<&Mapping>,
         libraries: &HashSet<(i32, i32, u64)>,
-        walker: &mut Walker<'_, ProcessMemory>,
+        walker: &mut Walker<'_, M>,
     ) {
         let mut left = map.rss;
         let mut rest = Vec::new();
@@ -446,8 +459,8 @@ impl Table<'_> {
 }
 
 /// What glibc has in `area`: what it has not, its threads' heaps, its blocks with mappings of their own.
-fn claimed(
-    walker: &mut Walker<'_, ProcessMemory>,
+fn claimed<M: RemoteMemory>(
+    walker: &mut Walker<'_, M>,
     resident: &Resident,
     area: &Range<u64>,
 ) -> (u64, Tally, Tally) {
