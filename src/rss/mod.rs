@@ -322,7 +322,7 @@ impl Sums {
             row(Native, "malloc: large ones with mappings of their own", self.mapped.used),
             row(Native, "malloc: heap that could not be followed", self.malloc.unknown),
             row(Native, "the heap of a C library that is not glibc", self.foreign_heap),
-            row(Native, "anonymous memory of nobody known", self.other),
+            row(Native, NOBODY, self.other),
             row(NotHeap, "thread stacks", self.stacks),
             row(NotHeap, "program and libraries", self.libraries),
             row(NotHeap, "mapped files", self.files),
@@ -333,17 +333,30 @@ impl Sums {
             rows.insert(0, row(Objects, "objects, in mimalloc's blocks", mimalloc.used_bytes));
             rows.insert(3, row(Fragmentation, "mimalloc: free in its segments", mimalloc.free_bytes));
         }
-        let sum: u64 = rows.iter().map(|row| row.bytes).sum();
-        // The kernel's sums and its list of pages are not of the same moment.
-        if let Some(other) = rows
-            .iter_mut()
-            .find(|row| row.what == "anonymous memory of nobody known")
-        {
-            other.bytes += rss.saturating_sub(sum);
-        }
+        balance(&mut rows, rss);
         rows
     }
 }
+
+/// Makes the rows add up to `rss`. The kernel's sums and its list of pages are not of the same moment; besides, a page that was
+/// only read, never written, is the same one page of zeros for everybody: it is in the list, and not in the sums. So what
+/// is too much is taken from what is free, as far as there is that.
+fn balance(rows: &mut [Row], rss: u64) {
+    let sum: u64 = rows.iter().map(|row| row.bytes).sum();
+    if let Some(other) = rows.iter_mut().find(|row| row.what == NOBODY) {
+        other.bytes += rss.saturating_sub(sum);
+    }
+    let mut excess = sum.saturating_sub(rss);
+    let (free, others): (Vec<_>, Vec<_>) = rows.iter_mut().partition(|row| row.group == Group::Fragmentation);
+    for row in free.into_iter().chain(others) {
+        let taken = excess.min(row.bytes);
+        row.bytes -= taken;
+        excess -= taken;
+    }
+}
+
+/// The row of what is left.
+const NOBODY: &str = "anonymous memory of nobody known";
 
 /// The table in the making.
 struct Table<'a, M> {
@@ -524,4 +537,38 @@ fn is_bss(map: &Mapping, before: Option<&Mapping>, libraries: &HashSet<(i32, i32
             && libraries.contains(&file.file)
             && map.range.end - map.range.start <= MAX_BSS
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_add_up_whatever_the_kernel_says() {
+        let pymalloc = Pymalloc {
+            used_bytes: 1000,
+            free_in_pools: 50,
+            free_pools: 70,
+            ..Pymalloc::default()
+        };
+        let sums = Sums {
+            libraries: 500,
+            ..Sums::default()
+        };
+        for rss in [0, 10, 1520, 1620, 5000] {
+            let rows = sums.rows(&pymalloc, None, rss);
+            assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), rss);
+        }
+        let rows = sums.rows(&pymalloc, None, 1520);
+        assert!(rows.iter().all(|row| row.group != Group::Fragmentation || row.bytes <= 20), "free memory first");
+        let found = verdict(&rows);
+        assert_eq!((found.word, found.bytes), (Group::Objects, 1000));
+    }
+
+    #[test]
+    fn glibc_is_known_by_its_name() {
+        let file = |path: &str| is_glibc(&Kind::File(path.to_owned()));
+        assert!(file("/usr/lib/x86_64-linux-gnu/libc.so.6") && file("/lib/libc-2.31.so") && file("/lib/libc.so.6 (deleted)"));
+        assert!(!file("/lib/ld-musl-x86_64.so.1") && !file("/lib/libc-client.so"));
+    }
 }

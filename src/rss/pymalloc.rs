@@ -26,8 +26,8 @@ const MAX_SIZE: u64 = 512;
 pub struct Shape {
     pool: u64,
     arena: u64,
-    /// Least distance of size classes.
-    step: u64,
+    /// Distances of size classes.
+    steps: &'static [u64],
 }
 
 impl Shape {
@@ -35,17 +35,17 @@ impl Shape {
     #[must_use]
     pub const fn of(minor: u8) -> Self {
         match minor {
-            // `POOL_BITS` 12, `ARENA_BITS` 18; 3.7 has an alignment of 8, later ones of 16.
+            // `POOL_BITS` 12, `ARENA_BITS` 18; the first releases of 3.7 have an alignment of 8, all others of 16.
             0..=9 => Self {
                 pool: 4 << 10,
                 arena: 256 << 10,
-                step: if minor <= 7 { 8 } else { 16 },
+                steps: if minor <= 7 { &[16, 8] } else { &[16] },
             },
             // With the radix tree: 14 and 20.
             _ => Self {
                 pool: 16 << 10,
                 arena: 1 << 20,
-                step: 16,
+                steps: &[16],
             },
         }
     }
@@ -109,7 +109,8 @@ fn pool(shape: Shape, at: u64, bytes: &[u8]) -> Option<Pool> {
     let (arena, class) = (half(32)?, u64::from(half(36)?));
     let (next_offset, max_offset) = (u64::from(half(40)?), u64::from(half(44)?));
     let size = shape.pool.checked_sub(max_offset)?;
-    if size == 0 || size > MAX_SIZE || size != (class.checked_add(1)?).checked_mul(shape.step)? {
+    let is_class = shape.steps.iter().any(|step| Some(size) == (class + 1).checked_mul(*step));
+    if size == 0 || size > MAX_SIZE || !is_class {
         return None;
     }
     let most = (shape.pool - HEADER) / size;
