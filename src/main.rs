@@ -3,7 +3,8 @@
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, rss, top, whence,
+    attach, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, rss, top,
+    whence,
 };
 use pyheap::ui::output::note;
 use std::process::ExitCode;

@@ -3,14 +3,14 @@
 
 mod common;
 
+use ::pyheap::attach::frozen::{Ended, FreezeError, Frozen, Limits};
+use ::pyheap::attach::preflight;
 use common::interpreters::{self, Interpreter};
 use common::picture::Picture;
 use common::target::Target;
 use common::{DEADLINE, have, is_root, pyheap, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use ::pyheap::attach::frozen::{Ended, FreezeError, Frozen, Limits};
-use ::pyheap::attach::preflight;
 use pyheap_injector::copy::{self, Found};
 use pyheap_injector::{RemoteAddr, RemoteMemory};
 use serde_json::{Value, json};
@@ -85,7 +85,10 @@ fn the_process_does_not_notice() {
         let number = copy.pid();
         let cost = copy.finish().expect("nothing is left");
         assert!(cost.copied_bytes.is_none_or(|bytes| bytes >= 4096), "{cost:?}");
-        assert!(copy::find(target.pid).is_empty() && state(number).is_none(), "a zombie is left");
+        assert!(
+            copy::find(target.pid).is_empty() && state(number).is_none(),
+            "a zombie is left"
+        );
         nothing_wrong(&target.ask("WAITS", "WAITS"));
         nothing_wrong(&target.ask("LOCKED", "LOCKED"));
         let after = target.ask("STATUS", "STATUS");
@@ -114,7 +117,11 @@ fn its_end_is_no_signal() {
     assert_eq!(copy.ended(), Some(Ended::Killed));
     copy.finish().expect("nothing is left");
     let status = target.ask("STATUS", "STATUS");
-    assert_eq!((&status["signals"], &status["forks"]), (&json!(0), &json!(0)), "{status}");
+    assert_eq!(
+        (&status["signals"], &status["forks"]),
+        (&json!(0), &json!(0)),
+        "{status}"
+    );
     target.exit_cleanly();
 }
 
@@ -142,23 +149,46 @@ fn a_copy_ends_when_pyheap_is_killed() {
     // So large that reading it takes a while.
     let mut target = Target::start(&python, "freezing.py", &["150000"]);
     let pid = target.pid.to_string();
-    let copy = until("a pyheap that is killed in time", DEADLINE, || abandoned(target.pid, "1s"));
+    let copy = until("a pyheap that is killed in time", DEADLINE, || {
+        abandoned(target.pid, "1s")
+    });
     nothing_wrong(&target.ask("WAITS", "WAITS"));
     // Nobody is there to end it.
-    until("the copy's own end", DEADLINE, || (state(copy.pid) == Some('Z')).then_some(()));
+    until("the copy's own end", DEADLINE, || {
+        (state(copy.pid) == Some('Z')).then_some(())
+    });
     nothing_wrong(&target.ask("WAITS", "WAITS"));
     let info = pyheap::run(["info", &pid]).expect_code(0);
-    assert!(info.stdout.contains(&format!("frozen copy of it (pid {}): left by a pyheap that is gone, has ended", copy.pid)), "{}", info.stdout);
+    assert!(
+        info.stdout.contains(&format!(
+            "frozen copy of it (pid {}): left by a pyheap that is gone, has ended",
+            copy.pid
+        )),
+        "{}",
+        info.stdout
+    );
     let info = pyheap::run(["info", &pid, "--json"]).expect_code(0);
     let info: Value = serde_json::from_str(&info.stdout).expect("JSON");
-    assert_eq!(info["copies"], json!([{"pid": copy.pid, "ended": true, "in_use": false}]));
+    assert_eq!(
+        info["copies"],
+        json!([{"pid": copy.pid, "ended": true, "in_use": false}])
+    );
     let cured = || pyheap::run(["cure", &pid]).status.success().then_some(());
     until("a cure", DEADLINE, cured);
     assert!(state(copy.pid).is_none(), "the zombie is still there");
-    pyheap::run(["info", &pid]).expect_code(0).expect_stdout("nothing of pyheap is in it");
+    pyheap::run(["info", &pid])
+        .expect_code(0)
+        .expect_stdout("nothing of pyheap is in it");
     // One that still lives is ended by the next pyheap that comes.
-    let copy = until("a pyheap that is killed in time", DEADLINE, || abandoned(target.pid, "10m"));
-    let next = || pyheap::run(["rss", &pid, "--frozen", "--max-pause", "10s"]).status.success().then_some(());
+    let copy = until("a pyheap that is killed in time", DEADLINE, || {
+        abandoned(target.pid, "10m")
+    });
+    let next = || {
+        pyheap::run(["rss", &pid, "--frozen", "--max-pause", "10s"])
+            .status
+            .success()
+            .then_some(())
+    };
     until("the next pyheap", DEADLINE, next);
     assert!(state(copy.pid).is_none(), "the copy is still there");
     let status = target.ask("STATUS", "STATUS");
@@ -202,7 +232,9 @@ fn what_would_do_harm_is_refused() {
         .expect_stderr("raise --max-pause");
     kill(Pid::from_raw(target.pid), Signal::SIGSTOP).expect("our own child");
     until("the stop", DEADLINE, || (state(target.pid) == Some('T')).then_some(()));
-    pyheap::run(["rss", &pid, "--frozen"]).expect_code(7).expect_stderr("is stopped");
+    pyheap::run(["rss", &pid, "--frozen"])
+        .expect_code(7)
+        .expect_stderr("is stopped");
     // Reading is no harm.
     pyheap::run(["rss", &pid]).expect_code(0);
     kill(Pid::from_raw(target.pid), Signal::SIGCONT).expect("our own child");
@@ -215,7 +247,12 @@ fn what_would_do_harm_is_refused() {
     // Its first child would be the first process of a namespace, which ends with it.
     let mut command = Command::new("unshare");
     // It cannot make a thread there either.
-    command.args(["--pid", &python.path, "-c", "import sys; print('r', flush=True); sys.stdin.read()"]);
+    command.args([
+        "--pid",
+        &python.path,
+        "-c",
+        "import sys; print('r', flush=True); sys.stdin.read()",
+    ]);
     let mut child = command
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())

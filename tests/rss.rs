@@ -25,7 +25,9 @@ fn rss(pid: i32, more: &[&str]) -> Value {
 /// The sum of the rows of a group, or of all.
 fn sum(report: &Value, group: Option<&str>) -> u64 {
     let rows = report["rows"].as_array().expect("rows");
-    let rows = rows.iter().filter(|row| group.is_none_or(|group| row["group"] == group));
+    let rows = rows
+        .iter()
+        .filter(|row| group.is_none_or(|group| row["group"] == group));
     rows.map(|row| row["bytes"].as_u64().expect("bytes")).sum()
 }
 
@@ -81,7 +83,10 @@ fn each_kind_adds_up_and_is_called_by_its_name() {
             let name = &target.name;
             let (all, said) = (sum(&report, None), report["rss_bytes"].as_u64().expect("bytes"));
             assert_eq!(all, said, "{name} {more:?}: {report}");
-            assert!(is_within(all, kernel_rss(target.pid), 30), "{name} {more:?}: {all}, {report}");
+            assert!(
+                is_within(all, kernel_rss(target.pid), 30),
+                "{name} {more:?}: {all}, {report}"
+            );
             assert_eq!(report["verdict"]["word"], verdict, "{name} {more:?}: {report}");
             // Not only the most, but what is there.
             let found = match kind {
@@ -91,7 +96,10 @@ fn each_kind_adds_up_and_is_called_by_its_name() {
                 "native" => row(&report, "malloc: blocks that begin with no object"),
                 _ => continue,
             };
-            assert!(found >= size && is_within(found, size, 100), "{name}: {found} of {size}: {report}");
+            assert!(
+                found >= size && is_within(found, size, 100),
+                "{name}: {found} of {size}: {report}"
+            );
         }
         let text = pyheap::run(["rss", &target.pid.to_string()]).expect_code(0);
         let line = format!("verdict: {verdict} (");
@@ -114,7 +122,9 @@ fn small_objects_are_as_many_as_the_allocator_says() {
         }
         let mut target = start(python, "small");
         let truth = target.ask("STATS", "STATS");
-        let truth = truth["used"].as_u64().unwrap_or_else(|| panic!("{}: {truth}", target.name));
+        let truth = truth["used"]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{}: {truth}", target.name));
         let report = until("a frozen copy", common::DEADLINE, || {
             let pid = target.pid.to_string();
             let out = pyheap::run(["rss", &pid, "--frozen", "--json", "--max-pause", "10s"]);
@@ -122,9 +132,16 @@ fn small_objects_are_as_many_as_the_allocator_says() {
         });
         let found = report["pymalloc"]["used_bytes"].as_u64().expect("bytes");
         // What the question itself has made and dropped.
-        assert!(is_within(found, truth, 10), "{}: {found}, {truth} by itself", target.name);
+        assert!(
+            is_within(found, truth, 10),
+            "{}: {found}, {truth} by itself",
+            target.name
+        );
         let classes = report["pymalloc"]["classes"].as_array().expect("classes");
-        let by_class: u64 = classes.iter().map(|class| class["used_bytes"].as_u64().expect("bytes")).sum();
+        let by_class: u64 = classes
+            .iter()
+            .map(|class| class["used_bytes"].as_u64().expect("bytes"))
+            .sum();
         assert_eq!(by_class, found, "{}", target.name);
         target.exit_cleanly();
     });

@@ -114,7 +114,9 @@ impl Copy {
         let maps = space::maps(pid).map_err(InfectError::Maps)?;
         let stub = place_for_stubs(pid, &memory, &maps)?.start;
         let mut name = [0; 16];
-        name.iter_mut().zip(NAME.bytes()).for_each(|(place, byte)| *place = byte);
+        name.iter_mut()
+            .zip(NAME.bytes())
+            .for_each(|(place, byte)| *place = byte);
         let job = Job::Copy {
             seconds: life.as_secs(),
             nanos: u64::from(life.subsec_nanos()),
@@ -279,7 +281,11 @@ fn kill(handle: &OwnedFd) -> std::io::Result<()> {
     let information = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: pidfd_send_signal(2) with no information to read.
     let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, information, 0) };
-    if sent == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+    if sent == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
 }
 
 /// Ends a copy that is left over, if it lives, and waits for its end.

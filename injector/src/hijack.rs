@@ -564,7 +564,9 @@ fn write_memory(memory: RawFd, at: u64, bytes: &[u8]) -> Result<(), i32> {
 /// True if the `len` bytes for a stub at `at` are all zero: nobody's stub is there, and it is what it was taken for.
 fn is_zero(memory: RawFd, at: u64, len: usize) -> bool {
     let mut bytes = [1_u8; arch::LONGEST_STUB];
-    let Some(bytes) = bytes.get_mut(..len) else { return false };
+    let Some(bytes) = bytes.get_mut(..len) else {
+        return false;
+    };
     // SAFETY: reads into the local array.
     let read = unsafe { libc::pread(memory, bytes.as_mut_ptr().cast(), bytes.len(), at as i64) };
     read == bytes.len() as isize && bytes.iter().all(|&byte| byte == 0)
@@ -776,7 +778,13 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
     loop {
         for &tid in threads {
             let thread = Pid::from_raw(tid);
-            let makes_copy = matches!(way, Way::Stub { job: Job::Copy { .. }, .. });
+            let makes_copy = matches!(
+                way,
+                Way::Stub {
+                    job: Job::Copy { .. },
+                    ..
+                }
+            );
             let children = makes_copy.then(|| Children::of(pid, tid)).flatten();
             let mut is_asked = false;
             match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {

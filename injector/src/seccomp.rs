@@ -272,8 +272,7 @@ fn try_copy() -> bool {
         let named = unsafe { libc::prctl(libc::PR_SET_NAME, c"pyheap".as_ptr()) };
         let moment = libc::timespec { tv_sec: 0, tv_nsec: 1 };
         // SAFETY: reads the local time.
-        let slept =
-            unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const moment, std::ptr::null_mut()) };
+        let slept = unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const moment, std::ptr::null_mut()) };
         let failed = closed != 0 || named != 0 || slept != 0;
         // SAFETY: ends this process without running anything of the parent's.
         unsafe { libc::_exit(i32::from(failed)) }
@@ -485,7 +484,11 @@ mod tests {
             let found = judge(&[for_call(39, 0), for_call(9, result)], needed_to_infect(false));
             assert_eq!(found, Err(Forbidden::Call { call: "mmap", answer }));
         }
-        assert_eq!(judge(&[for_call(39, 0)], needed_to_infect(false)), Ok(()), "getpid is not needed");
+        assert_eq!(
+            judge(&[for_call(39, 0)], needed_to_infect(false)),
+            Ok(()),
+            "getpid is not needed"
+        );
         assert_eq!(
             judge(&[for_call(9, 0x7ffc_0000)], needed_to_infect(false)),
             Ok(()),
@@ -506,7 +509,10 @@ mod tests {
         ];
         let call = "mprotect to executable";
         let answer = Answer::Refuses;
-        assert_eq!(judge(&[filter], needed_to_infect(false)), Err(Forbidden::Call { call, answer }));
+        assert_eq!(
+            judge(&[filter], needed_to_infect(false)),
+            Err(Forbidden::Call { call, answer })
+        );
     }
 
     #[test]

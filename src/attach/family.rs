@@ -63,9 +63,9 @@ fn carries_copy(pid: i32) -> bool {
     let has_copies = !pyheap_injector::copy::find(pid).is_empty();
     has_copies
         || regions(pid).iter().any(|found| match found {
-        Found::Region(identity) => session::user_of(pid, identity).is_none(),
-        Found::Empty { .. } => true,
-    })
+            Found::Region(identity) => session::user_of(pid, identity).is_none(),
+            Found::Empty { .. } => true,
+        })
 }
 
 /// Takes the shims that nobody uses out of `pids`. A process that has forked without exec has the `interpreter` of its

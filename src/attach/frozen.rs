@@ -440,7 +440,10 @@ fn predict(pid: i32, limits: Limits) -> Result<Duration, FreezeError> {
 /// settle a time namespace's clocks.
 fn same_namespaces(pid: i32) -> Result<(), FreezeError> {
     for tid in observe::threads(pid) {
-        for (kind, own, children) in [("pid", "pid", "pid_for_children"), ("time", "time", "time_for_children")] {
+        for (kind, own, children) in [
+            ("pid", "pid", "pid_for_children"),
+            ("time", "time", "time_for_children"),
+        ] {
             let link = |name: &str| std::fs::read_link(format!("/proc/{pid}/task/{tid}/ns/{name}"));
             match (link(own), link(children)) {
                 (Ok(own), Ok(children)) if own == children => {}

@@ -119,7 +119,9 @@ mod tests {
     #[test]
     fn both_versions_are_told_apart() {
         let text = "5:devices:/\n4:cpu,memory:/a/b\n0::/c\n";
-        let found: Vec<_> = groups(text, "memory", [&V2, &V1]).map(|(names, path)| (names.limit, path)).collect();
+        let found: Vec<_> = groups(text, "memory", [&V2, &V1])
+            .map(|(names, path)| (names.limit, path))
+            .collect();
         assert_eq!(found, [("memory.limit_in_bytes", "/a/b"), ("memory.max", "/c")]);
     }
 

@@ -90,7 +90,7 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
         let word = |at: usize| words.get(at..)?.first_chunk().copied().map(u64::from_le_bytes);
         let (arena, size, accessible) = (word(0)?, word(16)?, word(24)?);
         let sane = (PAGE..=THREAD_HEAP).contains(&size)
-            && size % 16 == 0
+            && size.is_multiple_of(16)
             && (size..=THREAD_HEAP).contains(&accessible)
             // Its arena's data follow the head of the arena's first heap.
             && (32..=128).contains(&(arena % THREAD_HEAP));
@@ -114,7 +114,9 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
             let Some(size) = self.read::<8>(at.saturating_add(8)).map(u64::from_le_bytes) else {
                 return false;
             };
-            let Some(next) = next_chunk(at, size, end) else { return false };
+            let Some(next) = next_chunk(at, size, end) else {
+                return false;
+            };
             if next == end {
                 return true;
             }
@@ -133,7 +135,7 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
             let (before, size) = (word(before), word(size));
             let bytes = size & !7;
             let next = at.checked_add(bytes).filter(|next| *next <= area.end);
-            let (Some(next), true) = (next, before == 0 && size & 7 == 2 && bytes >= PAGE && bytes % PAGE == 0) else {
+            let (Some(next), true) = (next, before == 0 && size & 7 == 2 && bytes >= PAGE && bytes.is_multiple_of(PAGE)) else {
                 break;
             };
             self.count(&mut tally, at..next);
@@ -185,7 +187,9 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
             let want = at..(at + WINDOW).min(end);
             let there = self.resident.parts(want).next().filter(|part| part.start == at);
             let Some(part) = there else { break };
-            let Some(bytes) = window.get_mut(..(part.end - part.start) as usize) else { break };
+            let Some(bytes) = window.get_mut(..(part.end - part.start) as usize) else {
+                break;
+            };
             if bytes.len() < HEADER as usize || self.memory.read_into(RemoteAddr(at), bytes).is_err() {
                 break;
             }
@@ -229,5 +233,5 @@ fn next_chunk(at: u64, size: u64, end: u64) -> Option<u64> {
     const MAPPED: u64 = 2;
     let bytes = size & !7;
     let next = at.checked_add(bytes)?;
-    (bytes >= 16 && bytes % 16 == 0 && size & MAPPED == 0 && next <= end).then_some(next)
+    (bytes >= 16 && bytes.is_multiple_of(16) && size & MAPPED == 0 && next <= end).then_some(next)
 }

@@ -115,7 +115,9 @@ pub fn find<M: RemoteMemory>(
     };
     let mut end = 0;
     for (start, (used, length)) in pages.segments {
-        let Some(area) = areas.iter().find(|area| area.contains(&start)) else { continue };
+        let Some(area) = areas.iter().find(|area| area.contains(&start)) else {
+            continue;
+        };
         let range = start.max(end)..start.saturating_add(length).min(area.end);
         if range.is_empty() {
             continue;
@@ -190,7 +192,9 @@ impl<M: RemoteMemory> Pages<'_, M> {
         for queue in queues.unwrap_or_default().chunks_exact(24) {
             let mut page = queue.first_chunk().copied().map_or(0, u64::from_le_bytes);
             while page != 0 && self.seen.len() < MAX_PAGES && self.seen.insert(page) {
-                let Ok(head) = self.memory.read_array::<PAGE_HEAD>(RemoteAddr(page)) else { break };
+                let Ok(head) = self.memory.read_array::<PAGE_HEAD>(RemoteAddr(page)) else {
+                    break;
+                };
                 page = self.add(page, &head, version).unwrap_or(0);
             }
         }
@@ -203,7 +207,10 @@ impl<M: RemoteMemory> Pages<'_, M> {
             if long {
                 bytes.first_chunk().copied().map(u64::from_le_bytes)
             } else {
-                bytes.first_chunk().copied().map(|half| u64::from(u32::from_le_bytes(half)))
+                bytes
+                    .first_chunk()
+                    .copied()
+                    .map(|half| u64::from(u32::from_le_bytes(half)))
             }
         };
         let capacity = u64::from(u16::from_le_bytes(*head.get(10..)?.first_chunk()?));

@@ -211,7 +211,10 @@ fn tabulate<M: RemoteMemory>(
     };
     table.fill();
     let Table {
-        sums, pymalloc, mimalloc, ..
+        sums,
+        pymalloc,
+        mimalloc,
+        ..
     } = table;
     let rss_bytes = maps.iter().map(|map| map.rss).sum();
     let rows = sums.rows(&pymalloc, mimalloc.as_ref(), rss_bytes);
@@ -319,7 +322,11 @@ impl Sums {
             row(Fragmentation, "pymalloc: free pools in arenas", pymalloc.free_pools),
             row(Fragmentation, "malloc: free in its heaps", self.malloc.free),
             row(Native, "malloc: blocks that begin with no object", self.malloc.used),
-            row(Native, "malloc: large ones with mappings of their own", self.mapped.used),
+            row(
+                Native,
+                "malloc: large ones with mappings of their own",
+                self.mapped.used,
+            ),
             row(Native, "malloc: heap that could not be followed", self.malloc.unknown),
             row(Native, "the heap of a C library that is not glibc", self.foreign_heap),
             row(Native, NOBODY, self.other),
@@ -331,7 +338,10 @@ impl Sums {
         ];
         if let Some(mimalloc) = mimalloc {
             rows.insert(0, row(Objects, "objects, in mimalloc's blocks", mimalloc.used_bytes));
-            rows.insert(3, row(Fragmentation, "mimalloc: free in its segments", mimalloc.free_bytes));
+            rows.insert(
+                3,
+                row(Fragmentation, "mimalloc: free in its segments", mimalloc.free_bytes),
+            );
         }
         balance(&mut rows, rss);
         rows
@@ -472,11 +482,7 @@ impl<M: RemoteMemory> Table<'_, M> {
 }
 
 /// What glibc has in `area`: what it has not, its threads' heaps, its blocks with mappings of their own.
-fn claimed<M: RemoteMemory>(
-    walker: &mut Walker<'_, M>,
-    resident: &Resident,
-    area: &Range<u64>,
-) -> (u64, Tally, Tally) {
+fn claimed<M: RemoteMemory>(walker: &mut Walker<'_, M>, resident: &Resident, area: &Range<u64>) -> (u64, Tally, Tally) {
     let (mut unclaimed, mut heaps, mut mapped) = (0, Tally::default(), Tally::default());
     let mut at = area.start;
     while at < area.end {
@@ -560,7 +566,11 @@ mod tests {
             assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), rss);
         }
         let rows = sums.rows(&pymalloc, None, 1520);
-        assert!(rows.iter().all(|row| row.group != Group::Fragmentation || row.bytes <= 20), "free memory first");
+        assert!(
+            rows.iter()
+                .all(|row| row.group != Group::Fragmentation || row.bytes <= 20),
+            "free memory first"
+        );
         let found = verdict(&rows);
         assert_eq!((found.word, found.bytes), (Group::Objects, 1000));
     }
@@ -568,7 +578,11 @@ mod tests {
     #[test]
     fn glibc_is_known_by_its_name() {
         let file = |path: &str| is_glibc(&Kind::File(path.to_owned()));
-        assert!(file("/usr/lib/x86_64-linux-gnu/libc.so.6") && file("/lib/libc-2.31.so") && file("/lib/libc.so.6 (deleted)"));
+        assert!(
+            file("/usr/lib/x86_64-linux-gnu/libc.so.6")
+                && file("/lib/libc-2.31.so")
+                && file("/lib/libc.so.6 (deleted)")
+        );
         assert!(!file("/lib/ld-musl-x86_64.so.1") && !file("/lib/libc-client.so"));
     }
 }

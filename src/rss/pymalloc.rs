@@ -109,7 +109,10 @@ fn pool(shape: Shape, at: u64, bytes: &[u8]) -> Option<Pool> {
     let (arena, class) = (half(32)?, u64::from(half(36)?));
     let (next_offset, max_offset) = (u64::from(half(40)?), u64::from(half(44)?));
     let size = shape.pool.checked_sub(max_offset)?;
-    let is_class = shape.steps.iter().any(|step| Some(size) == (class + 1).checked_mul(*step));
+    let is_class = shape
+        .steps
+        .iter()
+        .any(|step| Some(size) == (class + 1).checked_mul(*step));
     if size == 0 || size > MAX_SIZE || !is_class {
         return None;
     }
@@ -144,7 +147,9 @@ fn pools(memory: &impl RemoteMemory, resident: &Resident, areas: &[Range<u64>], 
             while at < part.end {
                 // Windows begin at pools.
                 let end = (at / WINDOW * WINDOW + WINDOW).min(part.end);
-                let Some(window) = bytes.get_mut(..(end - at) as usize) else { break };
+                let Some(window) = bytes.get_mut(..(end - at) as usize) else {
+                    break;
+                };
                 if memory.read_into(RemoteAddr(at), window).is_ok() {
                     let mut place = at.next_multiple_of(shape.pool);
                     while place + HEADER <= end {
@@ -181,9 +186,14 @@ pub fn find(memory: &impl RemoteMemory, resident: &Resident, areas: &[Range<u64>
     }
     let mut classes: HashMap<u64, Class> = HashMap::new();
     for number in 0..arenas.len() {
-        let Some((start, list)) = arenas.get(number) else { continue };
+        let Some((start, list)) = arenas.get(number) else {
+            continue;
+        };
         let next = arenas.get(number + 1).map_or(u64::MAX, |(next, _)| *next);
-        let in_area = areas.iter().find(|area| area.contains(start)).map_or(*start, |area| area.end);
+        let in_area = areas
+            .iter()
+            .find(|area| area.contains(start))
+            .map_or(*start, |area| area.end);
         // It may begin up to a pool before its first pool, and end as much earlier.
         let range = *start..(start + shape.arena).min(next).min(in_area);
         add_arena(&mut result, &mut classes, resident, shape, range, list);
@@ -255,10 +265,22 @@ mod tests {
         let good = header(at, 3, 2, 48 + 5 * 48, at + 48 + 48);
         let found = pool(shape, at, &good).unwrap();
         assert_eq!((found.size, found.used, found.arena), (48, 3, 7));
-        assert!(pool(shape, at, &header(at, 3, 2, 48 + 5 * 48 + 16, at + 96)).is_none(), "between blocks");
-        assert!(pool(shape, at, &header(at, 6, 2, 48 + 5 * 48, at + 96)).is_none(), "more than were carved");
-        assert!(pool(shape, at, &header(at, 3, 2, 48 + 5 * 48, at + 20000)).is_none(), "in another pool");
-        assert!(pool(shape, at, &header(at, 3, 40, 48 + 5 * 48, 0)).is_none(), "no such class");
+        assert!(
+            pool(shape, at, &header(at, 3, 2, 48 + 5 * 48 + 16, at + 96)).is_none(),
+            "between blocks"
+        );
+        assert!(
+            pool(shape, at, &header(at, 6, 2, 48 + 5 * 48, at + 96)).is_none(),
+            "more than were carved"
+        );
+        assert!(
+            pool(shape, at, &header(at, 3, 2, 48 + 5 * 48, at + 20000)).is_none(),
+            "in another pool"
+        );
+        assert!(
+            pool(shape, at, &header(at, 3, 40, 48 + 5 * 48, 0)).is_none(),
+            "no such class"
+        );
         assert!(pool(shape, at, &[0; 48]).is_none());
         assert!(pool(shape, at, &good[..40]).is_none());
         // A version with smaller pools reads another size from it.

@@ -67,7 +67,11 @@ fn mapping(map: MemoryMap) -> Mapping {
             let is_memory = ["/dev/shm/", "/memfd:", "/SYSV", "/dev/zero"]
                 .iter()
                 .any(|begin| name.starts_with(begin));
-            if is_memory { Kind::Shared } else { Kind::File(name.into_owned()) }
+            if is_memory {
+                Kind::Shared
+            } else {
+                Kind::File(name.into_owned())
+            }
         }
         MMapPath::Vsys(_) | MMapPath::Rollup | MMapPath::Vdso | MMapPath::Vvar | MMapPath::Vsyscall => Kind::Kernel,
         // A name that the program gave (PR_SET_VMA_ANON_NAME): `[anon:…]`.
@@ -164,8 +168,9 @@ impl Resident {
     pub fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let first = self.ranges.partition_point(|(part, _)| part.end <= range.start);
         let rest = self.ranges.get(first..).unwrap_or_default();
-        rest.iter()
-            .map_while(move |(part, _)| (part.start < range.end).then(|| part.start.max(range.start)..part.end.min(range.end)))
+        rest.iter().map_while(move |(part, _)| {
+            (part.start < range.end).then(|| part.start.max(range.start)..part.end.min(range.end))
+        })
     }
 }
 

@@ -190,7 +190,9 @@ fn render(found: &Process) -> String {
     for copy in &found.copies {
         let state = match (copy.in_use, copy.ended) {
             (true, _) => "in use by a pyheap that reads it".to_owned(),
-            (false, false) => format!("left by a pyheap that is gone, ends by itself; remove it with: pyheap cure {pid}"),
+            (false, false) => {
+                format!("left by a pyheap that is gone, ends by itself; remove it with: pyheap cure {pid}")
+            }
             (false, true) => {
                 format!("left by a pyheap that is gone, has ended and is a zombie; remove it with: pyheap cure {pid}")
             }
