@@ -135,7 +135,10 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
             let (before, size) = (word(before), word(size));
             let bytes = size & !7;
             let next = at.checked_add(bytes).filter(|next| *next <= area.end);
-            let (Some(next), true) = (next, before == 0 && size & 7 == 2 && bytes >= PAGE && bytes.is_multiple_of(PAGE)) else {
+            let (Some(next), true) = (
+                next,
+                before == 0 && size & 7 == 2 && bytes >= PAGE && bytes.is_multiple_of(PAGE),
+            ) else {
                 break;
             };
             self.count(&mut tally, at..next);
