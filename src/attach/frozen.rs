@@ -34,6 +34,8 @@ const SHORT_BYTES: u64 = 32 << 20;
 const WATCH: Duration = Duration::from_millis(50);
 /// The copy's own deadline is later than ours, so that it is we who end it, as long as we live.
 const GRACE: Duration = Duration::from_secs(1);
+/// No copy lives longer, whatever is allowed.
+const MOST_FREEZE: Duration = Duration::from_secs(24 * 3600);
 /// Pages.
 const PAGE: u64 = 4096;
 
@@ -218,7 +220,7 @@ impl Frozen {
         let _ = clear(pid);
         let predicted = predict(pid, limits)?;
         let faults_before = minor_faults(pid);
-        let life = limits.max_freeze + GRACE;
+        let life = limits.max_freeze.min(MOST_FREEZE) + GRACE;
         let copy = Copy::of(pid, life).map_err(|source| FreezeError::Copy { pid, source })?;
         let memory = MemoryFile::open(copy.found.pid);
         let memory = memory.and_then(|memory| {
@@ -245,7 +247,7 @@ impl Frozen {
             is_finished: false,
         };
         let (stop, stopped) = mpsc::channel();
-        let deadline = frozen.begun + limits.max_freeze;
+        let deadline = frozen.begun + limits.max_freeze.min(MOST_FREEZE);
         let watching = std::thread::spawn(move || {
             while stopped.recv_timeout(WATCH) == Err(RecvTimeoutError::Timeout) {
                 if let Some(why) = must_end(id, &copy, deadline) {
