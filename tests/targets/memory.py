@@ -13,8 +13,6 @@
     -> EXIT
 """
 import ctypes
-import http.client
-import http.server
 import mmap
 import os
 import re
@@ -29,22 +27,24 @@ KEEP = []
 SIZE = 64 << 20
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+def web():
+    import http.client
+    import http.server
+
     sessions = {}
 
-    def do_GET(self):
-        for _ in range(1000):
-            number = len(self.sessions)
-            self.sessions[number] = {"user": "user-%d" % number, "cart": [number, str(number)], "path": self.path}
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            for _ in range(1000):
+                number = len(sessions)
+                sessions[number] = {"user": "user-%d" % number, "cart": [number, str(number)], "path": self.path}
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
-    def log_message(self, *_):
-        pass
+        def log_message(self, *_):
+            pass
 
-
-def web():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for number in range(80):
@@ -52,6 +52,7 @@ def web():
         client.request("GET", "/%d" % number)
         client.getresponse().read()
         client.close()
+    KEEP.append(sessions)
     return 0
 
 
