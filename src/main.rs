@@ -3,7 +3,7 @@
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, census, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, top,
+    attach, census, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, rss, top,
     whence,
 };
 use pyheap::ui::output::note;
@@ -33,6 +33,7 @@ enum Command {
     Where(whence::Args),
     Dump(dump::Args),
     Census(census::Args),
+    Rss(rss::Args),
     Cure(cure::Args),
     Demo(demo::Args),
 }
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Where(args) => whence::run(&args),
         Command::Dump(args) => dump::run(&args),
         Command::Census(args) => census::run(&args),
+        Command::Rss(args) => rss::run(&args),
         Command::Cure(args) => cure::run(&args),
         Command::Demo(args) => demo::run(&args),
     };

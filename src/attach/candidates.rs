@@ -40,7 +40,7 @@ pub fn list() -> Vec<Candidate> {
         return Vec::new();
     };
     let mut pids: Vec<i32> = all.flatten().map(|process| process.pid()).collect();
-    pids.retain(|pid| !family.contains(pid) && looks_like_python(*pid));
+    pids.retain(|pid| !family.contains(pid) && looks_like_python(*pid) && !pyheap_injector::copy::is_copy(*pid));
     pids.sort_unstable();
     pids.into_iter().filter_map(candidate).collect()
 }

@@ -11,6 +11,7 @@ pub mod debug_file;
 pub mod elf;
 pub mod family;
 pub mod find_error;
+pub mod frozen;
 pub mod headroom;
 pub mod interpreter;
 pub mod module;

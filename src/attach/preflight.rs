@@ -203,6 +203,21 @@ impl Refusal {
 /// # Errors
 /// With the first reason why not.
 pub fn check(pid: i32) -> Result<Target, Refusal> {
+    let target = check_to(pid, seccomp::Purpose::Infect)?;
+    address_space(pid)?;
+    Ok(target)
+}
+
+/// As [`check`], for a copy of the process ([`super::frozen`]) rather than for hooks: what that needs of the kernel is another
+/// thing.
+///
+/// # Errors
+/// With the first reason why not.
+pub fn check_for_copy(pid: i32) -> Result<Target, Refusal> {
+    check_to(pid, seccomp::Purpose::Copy)
+}
+
+fn check_to(pid: i32, purpose: seccomp::Purpose) -> Result<Target, Refusal> {
     let target = look(pid)?;
     if !pyheap_injector::arch::CAN_ENTER {
         return Err(Refusal::Processor { pid });
@@ -213,8 +228,7 @@ pub fn check(pid: i32) -> Result<Target, Refusal> {
     if target.facts.kinds.iter().any(|kind| kind.shadow_stack) {
         return Err(Refusal::ShadowStack { pid });
     }
-    address_space(pid)?;
-    seccomp::check_kinds(pid, &target.facts.kinds).map_err(|why| Refusal::Seccomp { pid, why })?;
+    seccomp::check_kinds(pid, &target.facts.kinds, purpose).map_err(|why| Refusal::Seccomp { pid, why })?;
     Ok(target)
 }
 

@@ -4,6 +4,7 @@
 //! what another pyheap left behind. Dropping a session detaches as well, so that an error or a panic on the way does
 //! not leave hooks in the target.
 
+use super::frozen;
 use super::interpreter::Interpreter;
 use super::preflight::Target;
 use super::process::ProcessId;
@@ -11,6 +12,7 @@ use super::thread_number;
 use crate::frames::Layout;
 use crate::frames::layout::TopFrame;
 use procfs::process::{MMapPath, MemoryMap};
+use pyheap_injector::copy::CopyError;
 use pyheap_injector::cure::{self, Cure, CureError, Inert};
 use pyheap_injector::hijack::Hijacked;
 use pyheap_injector::image::ImageError;
@@ -168,7 +170,7 @@ impl AttachError {
 /// it is free only when the last of them is gone. The name of an abstract socket: it needs no file and is gone with its
 /// holders.
 #[derive(Debug)]
-struct Lock {
+pub(super) struct Lock {
     _socket: std::os::unix::net::UnixDatagram,
 }
 
@@ -177,7 +179,7 @@ impl Lock {
     const PATIENCE: Duration = Duration::from_millis(1500);
 
     /// Takes the lock of process `id`, if it is free within `patience`; `None` when another one has it.
-    fn take(id: ProcessId, patience: Duration) -> std::io::Result<Option<Self>> {
+    pub(super) fn take(id: ProcessId, patience: Duration) -> std::io::Result<Option<Self>> {
         use std::os::linux::net::SocketAddrExt;
         let name = format!("pyheap/{}/{}", id.pid, id.start_time);
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
@@ -194,7 +196,7 @@ impl Lock {
 }
 
 /// Takes the lock of the target, or says who has it. (Who holds it in another network namespace, [`clear_stale`] finds.)
-fn lock(id: ProcessId) -> Result<Lock, AttachError> {
+pub(super) fn lock(id: ProcessId) -> Result<Lock, AttachError> {
     let pid = id.pid;
     for patience in [Duration::ZERO, Lock::PATIENCE] {
         match Lock::take(id, patience) {
@@ -207,7 +209,7 @@ fn lock(id: ProcessId) -> Result<Lock, AttachError> {
 }
 
 /// Refuses when a living pyheap has a region in `pid`.
-fn recorded_by_another(pid: i32) -> Result<(), AttachError> {
+pub(super) fn recorded_by_another(pid: i32) -> Result<(), AttachError> {
     for found in regions(pid) {
         if let Found::Region(identity) = found
             && let Some(owner) = user_of(pid, &identity)
@@ -243,6 +245,8 @@ impl Session {
         let sizes = fitting(pid, options.sizes)?;
         let lock = lock(target.facts.id)?;
         clear_stale(pid, &target.interpreter)?;
+        // A zombie harms nobody: if it cannot go now, the next one tries again.
+        let _ = frozen::clear(pid);
         let infect_error = |source| AttachError::Infect { pid, source };
         let image = Image::parse(SHIM)?;
         let own = ProcessId::of(i32::try_from(std::process::id()).unwrap_or(0));
@@ -814,6 +818,8 @@ pub enum Cured {
         /// Its protocol.
         protocol: u32,
     },
+    /// A frozen copy of the process is left.
+    Copy(CopyError),
 }
 
 /// Takes out everything that pyheaps which are no more have left in `pid`.
@@ -837,6 +843,13 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
             done.push(Cured::InUse { owner });
         } else {
             free.push(found);
+        }
+    }
+    if lock.is_some() {
+        match frozen::clear(pid) {
+            Ok(0) => {}
+            Ok(_) => done.push(Cured::Gone),
+            Err(error) => done.push(Cured::Copy(error)),
         }
     }
     for outcome in cure_regions(pid, interpreter, &free) {

@@ -8,7 +8,7 @@
 //! again), and makes a call with a deadline go on by itself when the thread is let go with its registers unchanged. pyheap
 //! leaves them so.
 
-use super::{Call, Gadgets, Job, Signals};
+use super::{Call, Gadgets, Job, LONGEST_STUB, Signals};
 use crate::freeze::At;
 use libc::user_regs_struct;
 
@@ -134,10 +134,15 @@ pub const FRAME_INSTRUCTION: usize = 128 + 176 + 8 + 31 * 8 + 8;
 /// Nothing has to be asked.
 pub const fn ask_processor() {}
 
-/// No stub: bytes that are no instruction (`udf #0`). Nobody gets here, see [`CAN_ENTER`].
+/// No stub. Nobody gets here, see [`CAN_ENTER`].
 #[must_use]
-pub const fn stub(_job: Job, _stub: u64, stopped: &Registers, _signals: Signals) -> ([u8; STUB_BYTES], Registers) {
-    ([0; STUB_BYTES], *stopped)
+pub const fn stub(
+    _job: Job,
+    _stub: u64,
+    _stopped: &Registers,
+    _signals: Signals,
+) -> Option<([u8; LONGEST_STUB], Registers)> {
+    None
 }
 
 /// Longest frame that [`return_frame`] makes.

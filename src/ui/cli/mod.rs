@@ -21,6 +21,7 @@ pub mod leaks;
 pub mod plot;
 pub mod record;
 pub mod recording;
+pub mod rss;
 pub mod sampling;
 pub mod select;
 pub mod top;
