@@ -146,7 +146,7 @@ fn check(python: &Interpreter) {
     idle(&target);
     let after = json(&[&pid]);
     for census in [&before, &after] {
-        assert_eq!(census["mode"], "live", "{name}");
+        assert_eq!(census["mode"], "frozen", "{name}");
         assert_eq!(census["incomplete"], serde_json::json!([]), "{name}");
         let doubts = census["inconsistent"].as_object().expect("doubts").values();
         let doubts: u64 = doubts.map(|number| number.as_u64().expect("a number")).sum();
@@ -214,13 +214,15 @@ fn growth_is_shown_by_type_and_by_module() {
     let dir = scratch();
     let [before, after] = ["before", "after"].map(|name| dir.path().join(name).to_str().expect("UTF-8").to_owned());
     idle(&target);
-    let shown = pyheap::run(["census", &pid, "--save", &before, "--limit", "3"]).expect_code(0);
+    let shown = pyheap::run(["census", &pid, "--live", "--save", &before, "--limit", "3"]).expect_code(0);
     assert!(shown.stdout.contains("approximate"), "{}", shown.stdout);
     assert!(shown.stdout.contains("more types (--limit "), "{}", shown.stdout);
     target.ask("MAKE 300", "MADE");
     idle(&target);
     pyheap::run(["census", &pid, "--save", &after, "--by", "module", "--top", "4"])
         .expect_code(0)
+        .expect_stdout("read in a copy that stood still")
+        .expect_stdout("the frozen copy: one thread stood still for")
         .expect_stdout("__main__");
     let answer = json(&["diff", &before, &after]);
     let row = |answer: &Value, name: &str| {
@@ -265,7 +267,7 @@ fn a_heap_that_changes_is_counted_nearly() {
         target.ask("CHURN", "CHURNING");
         // A collection may have them apart: then it says so.
         let census = until(&format!("{name}: no collection in between"), DEADLINE, || {
-            let census = json(&[&pid]);
+            let census = json(&[&pid, "--live"]);
             census["incomplete"]
                 .as_array()
                 .is_some_and(Vec::is_empty)

@@ -176,7 +176,7 @@ pub enum Ended {
 }
 
 /// What a copy has cost the process.
-#[derive(Debug, Clone, Copy, serde::Serialize)]
+#[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
 pub struct Cost {
     /// The thread that made it stood still for so long at most, in nanoseconds.
     pub paused_nanos: u64,

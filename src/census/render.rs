@@ -79,6 +79,9 @@ fn coverage(census: &Census) -> String {
         "{how}, in {:.1} s; {doubts}. Sizes are those of sys.getsizeof.\n",
         census.elapsed_seconds
     );
+    if let Some(cost) = &census.copy {
+        text += &crate::rss::render::copy(cost);
+    }
     for reason in &census.incomplete {
         text += &format!("INCOMPLETE: {reason}\n");
     }

@@ -1,5 +1,6 @@
 //! What a census is when it is done: a row a type, kept in a file, compared with another.
 
+use crate::attach::frozen::Cost;
 use super::Found;
 use super::heap::Doubts;
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,9 @@ pub struct Census {
     pub taken_unix_seconds: f64,
     /// How long it took.
     pub elapsed_seconds: f64,
+    /// What a frozen copy has cost the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<Cost>,
     /// Interpreters of the process, all of which are covered.
     pub interpreters: usize,
     /// The numbers are those of one moment.
@@ -175,6 +179,7 @@ impl Census {
             mode: about.mode,
             taken_unix_seconds: about.taken_unix_seconds,
             elapsed_seconds: found.elapsed.as_secs_f64(),
+            copy: None,
             interpreters: found.interpreters,
             exact: about.mode != Mode::Live && incomplete.is_empty(),
             incomplete,

@@ -1,6 +1,7 @@
 //! The table for people.
 
 use super::{Group, Report};
+use crate::attach::frozen::Cost;
 use crate::report::human;
 use std::fmt::Write;
 use std::time::Duration;
@@ -121,24 +122,27 @@ fn notes(report: &Report) -> String {
         );
     }
     if let Some(cost) = &report.cost {
-        let ms = |nanos: u64| Duration::from_nanos(nanos).as_secs_f64() * 1e3;
-        let _ = write!(
-            text,
-            "the frozen copy: one thread stood still for {:.1} ms at most ({:.1} predicted); it lived for {:.0} ms, with {} page faults in the process",
-            ms(cost.paused_nanos),
-            ms(cost.predicted_nanos),
-            ms(cost.lived_nanos),
-            human::count(cost.faults as f64)
-        );
-        let _ = match cost.copied_bytes {
-            Some(bytes) => writeln!(
-                text,
-                " and {} copied for it (some {:.1} ms of its time)",
-                human::bytes(bytes as f64),
-                bytes as f64 / 4096.0 * COPY_SECONDS * 1e3
-            ),
-            None => writeln!(text),
-        };
+        text += &copy(cost);
     }
     text
+}
+
+/// What a frozen copy has cost the process, in one line.
+#[must_use]
+pub fn copy(cost: &Cost) -> String {
+    let ms = |nanos: u64| Duration::from_nanos(nanos).as_secs_f64() * 1e3;
+    let copied = cost.copied_bytes.map_or_else(String::new, |copied| {
+        format!(
+            " and {} copied for it (some {:.1} ms of its time)",
+            human::bytes(copied as f64),
+            copied as f64 / 4096.0 * COPY_SECONDS * 1e3
+        )
+    });
+    format!(
+        "the frozen copy: one thread stood still for {:.1} ms at most ({:.1} predicted); it lived for {:.0} ms, with {} page faults in the process{copied}\n",
+        ms(cost.paused_nanos),
+        ms(cost.predicted_nanos),
+        ms(cost.lived_nanos),
+        human::count(cost.faults as f64)
+    )
 }

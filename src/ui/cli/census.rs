@@ -2,7 +2,9 @@
 
 use super::choose;
 use super::dump::of_core;
-use super::failure::{Failure, code};
+use super::failure::{Failure, chain, code};
+use super::rss::LimitArgs;
+use crate::attach::frozen::{Frozen, FreezeError};
 use crate::attach::{Target, preflight};
 use crate::census::table::{About, Census, LoadError, Mode, changes};
 use crate::census::why::{Wanted, Why};
@@ -12,7 +14,7 @@ use crate::ui::output::{note, to_stdout};
 use crate::ui::save::save;
 use crate::ui::units::parse_duration;
 use clap::ValueEnum;
-use pyheap_injector::ProcessMemory;
+use pyheap_injector::{ProcessMemory, RemoteMemory};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -22,8 +24,9 @@ const COMMAND_CHARS: usize = 200;
 
 /// Show what is on the heap now, also what was there before pyheap came: objects and bytes by type.
 ///
-/// Nothing is put into the process, and nothing is stopped: its memory is read while it runs, so the numbers of a busy
-/// process are approximate, and it is said how many reads did not fit. Objects that the garbage collector knows are found
+/// A frozen copy of the process is read (a child that runs nothing and is ended afterwards); its making stops one thread for
+/// some milliseconds a GiB. With --live, or where a copy is not possible (that is said), the process is read while it runs: nothing is put into
+/// it and nothing is stopped, the numbers of a busy process are approximate, and it is said how many reads did not fit. Objects that the garbage collector knows are found
 /// in its lists; strings, numbers and whatever else it does not know are reached from these and from the variables of running calls. Sizes
 /// are those of sys.getsizeof.
 #[derive(Debug, clap::Args)]
@@ -60,6 +63,13 @@ pub struct Args {
     /// End after this time, with what was found until then.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "10m")]
     pub max_time: Duration,
+
+    /// Read the process itself while it runs, not a frozen copy.
+    #[arg(long, conflicts_with = "core")]
+    pub live: bool,
+
+    #[command(flatten)]
+    limits: LimitArgs,
 
     #[command(flatten)]
     show: Show,
@@ -271,25 +281,64 @@ fn now() -> f64 {
 
 fn of_process(target: &Target, args: &Args, wanted: Option<&Wanted>) -> Result<(Census, Option<Why>), Failure> {
     let pid = target.facts.id.pid;
+    let copy = if args.live {
+        None
+    } else {
+        let ready = preflight::check_for_copy(pid).map_err(FreezeError::from);
+        match ready.and_then(|target| Frozen::of(&target, args.limits.limits())) {
+            Ok(copy) => Some(copy),
+            Err(error) => {
+                note(&format!("no frozen copy, so the process is read while it runs: {}", chain(&error)));
+                None
+            }
+        }
+    };
+    let Some(copy) = copy else {
+        let answer = read(target, &ProcessMemory::new(pid), pid, Mode::Live, args, wanted)?;
+        if !target.facts.id.is_alive() {
+            let error = format!("process {pid} ended before its heap was read");
+            return Err(Failure::new(code::NO_PROCESS, error));
+        }
+        return Ok(answer);
+    };
+    let answer = read(target, copy.memory(), copy.pid(), Mode::Frozen, args, wanted);
+    if let Some(why) = copy.ended() {
+        let error = format!("the frozen copy was ended before all was read: {why} (--live does without)");
+        return Err(Failure::failed(error));
+    }
+    let cost = copy.finish();
+    let (mut census, why) = answer?;
+    match cost {
+        Ok(cost) => census.copy = Some(cost),
+        Err(error) => note(&format!("warning: {}", chain(&error))),
+    }
+    Ok((census, why))
+}
+
+/// A census of the memory that process `pid`, the target or its copy, has mapped.
+fn read<M: RemoteMemory>(
+    target: &Target,
+    memory: &M,
+    pid: i32,
+    mode: Mode,
+    args: &Args,
+    wanted: Option<&Wanted>,
+) -> Result<(Census, Option<Why>), Failure> {
     let gone = |source: procfs::ProcError| Failure::new(code::NO_PROCESS, source);
     let about = About {
-        pid,
+        pid: target.facts.id.pid,
         command: target.facts.short_command(COMMAND_CHARS),
         python: target.interpreter.version.to_string(),
-        mode: Mode::Live,
+        mode,
         taken_unix_seconds: now(),
     };
     let source = Source {
-        memory: &ProcessMemory::new(pid),
+        memory,
         writable: writable(pid).map_err(gone)?,
-        changes: true,
+        changes: mode == Mode::Live,
         limit: args.max_time,
     };
     let (found, why) = ask(&source, &target.interpreter, wanted).map_err(of_census)?;
-    if !target.facts.id.is_alive() {
-        let error = format!("process {pid} ended before its heap was read");
-        return Err(Failure::new(code::NO_PROCESS, error));
-    }
     Ok((Census::of(about, &found), why))
 }
 
