@@ -543,6 +543,10 @@ fn lines_of_json_where_there_is_no_terminal() {
         end.stdout.lines().count() >= 1 && end.stdout.lines().all(|line| line.starts_with("live since")),
         "{end:?}"
     );
-    assert!(end.stderr.lines().all(|line| line.starts_with("audit: ")), "{}", end.stderr);
+    assert!(
+        end.stderr.lines().all(|line| line.starts_with("audit: ")),
+        "{}",
+        end.stderr
+    );
     target.exit_cleanly();
 }
