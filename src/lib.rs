@@ -17,5 +17,12 @@ pub mod report;
 pub mod rss;
 pub mod ui;
 
-/// Version, commit and shim protocol of this build.
+/// Version and commit of this build.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("PYHEAP_COMMIT"), ")");
+
+/// Version, commit and shim protocol of this build.
+#[must_use]
+pub fn version_and_protocol() -> String {
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("PYHEAP_COMMIT"));
+    format!("{version} ({commit}, shim protocol {})", pyheap_protocol::PROTOCOL)
+}

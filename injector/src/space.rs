@@ -157,15 +157,31 @@ pub fn gadgets(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<Gadgets> {
         .filter(is_libc)
         .chain(texts.filter(is_program))
         .find_map(|map| {
-            let len = (map.address.1 - map.address.0).min(MAX_TEXT_BYTES) as usize;
-            let bytes = memory.read_vec(RemoteAddr(map.address.0), len).ok()?;
-            let find = |wanted: &[u8]| bytes.windows(wanted.len()).position(|window| window == wanted);
-            let (call, restorer) = (find(arch::CALL_GADGET)?, find(arch::RESTORER_GADGET)?);
-            Some(Gadgets {
-                call: map.address.0 + call as u64,
-                restorer: map.address.0 + restorer as u64,
-            })
+            let len = (map.address.1 - map.address.0).min(MAX_TEXT_BYTES);
+            gadgets_in(memory, map.address.0, len)
         })
+}
+
+/// The first of each kind in `len` bytes from `start` on. Read in pieces: they are near the beginning of a C library.
+fn gadgets_in(memory: &impl RemoteMemory, start: u64, len: u64) -> Option<Gadgets> {
+    const PIECE: u64 = 64 << 10;
+    let overlap = arch::CALL_GADGET.len().max(arch::RESTORER_GADGET.len()) as u64;
+    let (mut call, mut restorer) = (None, None);
+    for at in (0..len).step_by(PIECE as usize) {
+        let bytes = memory
+            .read_vec(RemoteAddr(start + at), (PIECE + overlap).min(len - at) as usize)
+            .ok()?;
+        let find = |wanted: &[u8]| {
+            let place = bytes.windows(wanted.len()).position(|window| window == wanted)?;
+            Some(start + at + place as u64)
+        };
+        call = call.or_else(|| find(arch::CALL_GADGET));
+        restorer = restorer.or_else(|| find(arch::RESTORER_GADGET));
+        if let (Some(call), Some(restorer)) = (call, restorer) {
+            return Some(Gadgets { call, restorer });
+        }
+    }
+    None
 }
 
 /// The mappings that may be stacks of threads.
@@ -183,4 +199,34 @@ pub fn stacks(maps: &[MemoryMap]) -> Vec<Stack> {
             })
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_found_wherever_they_are() {
+        let own = ProcessMemory::new(i32::try_from(std::process::id()).unwrap());
+        let len = 200 << 10;
+        for place in [
+            0,
+            100,
+            (64 << 10) - 2,
+            (128 << 10) - 1,
+            len - arch::RESTORER_GADGET.len(),
+        ] {
+            let mut text = vec![0_u8; len];
+            text[place..place + arch::RESTORER_GADGET.len()].copy_from_slice(arch::RESTORER_GADGET);
+            let start = text.as_ptr().addr() as u64;
+            assert!(gadgets_in(&own, start, len as u64).is_none());
+            let other = if place < 50 << 10 { 70 << 10 } else { 40 << 10 };
+            text[other..other + arch::CALL_GADGET.len()].copy_from_slice(arch::CALL_GADGET);
+            let found = gadgets_in(&own, start, len as u64).unwrap();
+            assert_eq!(
+                (found.restorer - start, found.call - start),
+                (place as u64, other as u64)
+            );
+        }
+    }
 }

@@ -20,15 +20,13 @@ pub struct Family {
 }
 
 impl Family {
-    /// The family of `root`.
+    /// The family of `root`; nobody is known until the first look.
     #[must_use]
-    pub fn of(root: i32) -> Self {
-        let mut family = Self {
+    pub const fn of(root: i32) -> Self {
+        Self {
             root,
             known: BTreeMap::new(),
-        };
-        family.look();
-        family
+        }
     }
 
     /// Looks who is new and who is gone. The descendants that live.

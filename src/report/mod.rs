@@ -11,6 +11,7 @@ pub mod flame;
 pub mod human;
 pub mod info;
 pub mod leaks;
+pub mod merged;
 pub mod page;
 pub mod plot;
 pub mod top;

@@ -12,6 +12,7 @@
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 pub mod binomial;
+pub mod cgroup;
 pub mod chromium;
 pub mod golden;
 pub mod interpreters;
