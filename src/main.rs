@@ -3,7 +3,8 @@
 use clap::Parser;
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, top, whence,
+    attach, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, push, record, serve,
+    top, whence,
 };
 use pyheap::ui::output::note;
 use std::process::ExitCode;
@@ -17,6 +18,8 @@ use std::process::ExitCode;
 enum Command {
     Record(record::Args),
     Attach(attach::Args),
+    Serve(serve::Args),
+    Push(push::Args),
     Info(info::Args),
     Leaks(leaks::Args),
     Top(top::Args),
@@ -39,6 +42,8 @@ fn main() -> ExitCode {
     let result = match Command::parse() {
         Command::Record(args) => record::run(&args),
         Command::Attach(args) => attach::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Push(args) => push::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Top(args) => top::run(&args),

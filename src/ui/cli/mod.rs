@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod children;
 pub mod choose;
+pub mod collectors;
 pub mod cure;
 pub mod demo;
 pub mod diff;
@@ -18,10 +19,12 @@ pub mod info;
 pub mod info_run;
 pub mod leaks;
 pub mod plot;
+pub mod push;
 pub mod record;
 pub mod recording;
 pub mod sampling;
 pub mod select;
+pub mod serve;
 pub mod top;
 pub mod whence;
 
