@@ -10,6 +10,7 @@ use super::answer::{self, Answer, Before};
 use super::metrics;
 use super::route::{Route, Whose, Wrong, route};
 use super::served::{Served, Set, lock};
+use crate::attach::privileges;
 use http_body_util::Full;
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
@@ -126,6 +127,8 @@ impl Server {
             in_flight: Arc::new(Semaphore::new(IN_FLIGHT)),
         });
         let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
+            // Whoever talks to strangers has no rights to lose; the thread that makes answers inherits that.
+            privileges::drop_all();
             runtime.block_on(async move {
                 tokio::select! {
                     () = accept(listener, hub) => {}
@@ -368,9 +371,8 @@ async fn make(request: &Request<Incoming>, hub: &Arc<Hub>, deadline: &Deadline) 
                 None => None,
                 Some(seconds) => {
                     let served = served.clone();
-                    let end = Instant::now() + seconds;
                     let before = tokio::task::spawn_blocking(move || Before::now(&served)).await.ok();
-                    tokio::time::sleep_until(end).await;
+                    tokio::time::sleep(seconds).await;
                     before
                 }
             };

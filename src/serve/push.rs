@@ -7,6 +7,7 @@
 //! Whoever makes profiles never waits for the network: what does not fit into the queue takes the place of the oldest, and is counted.
 
 use super::served::lock;
+use crate::attach::privileges;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header;
@@ -168,9 +169,10 @@ impl Pusher {
         let shared = Arc::new((Mutex::new(State::default()), Condvar::new()));
         let thread = {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new()
-                .name("push".into())
-                .spawn(move || run(&shared, &place, &runtime))?
+            std::thread::Builder::new().name("push".into()).spawn(move || {
+                privileges::drop_all();
+                run(&shared, &place, &runtime);
+            })?
         };
         Ok(Self { shared, thread })
     }
