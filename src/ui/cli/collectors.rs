@@ -7,7 +7,7 @@ use super::recording::{Front, Recording, Why, facts, stop_time};
 use super::{choose, sampling};
 use crate::attach::family::Family;
 use crate::attach::process::{self, ProcessId};
-use crate::attach::{FindError, Refusal, Session, Target, candidates, preflight};
+use crate::attach::{AttachError, FindError, Refusal, Session, Target, candidates, preflight};
 use crate::collect::recorder::losses;
 use crate::collect::resolve::lock as lock_live;
 use crate::collect::{Files, Stop};
@@ -17,6 +17,7 @@ use crate::report::human::Human;
 use crate::serve::heap::Heap;
 use crate::serve::served::{Served, Set, lock};
 use crate::ui::output::note;
+use pyheap_injector::infect::InfectError;
 use regex_lite::Regex;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -29,6 +30,9 @@ use std::time::{Duration, Instant};
 const MOST: usize = 64;
 /// How often it is looked for new processes.
 const EVERY: Duration = Duration::from_millis(250);
+/// An attach for which there was no time is tried so often, with such pauses.
+const ATTEMPTS: u32 = 5;
+const AGAIN: Duration = Duration::from_millis(500);
 /// How often a thread without hooks looks whether somebody wants them.
 const LOOK: Duration = Duration::from_millis(25);
 
@@ -312,6 +316,17 @@ fn is_young(refusal: &Refusal) -> bool {
     )
 }
 
+/// True if only time was missing.
+fn is_slow(error: &AttachError) -> bool {
+    matches!(
+        error,
+        AttachError::Infect {
+            source: InfectError::Slow { .. },
+            ..
+        }
+    )
+}
+
 /// Records a process whenever somebody wants it, until it or everything ends.
 fn keep(served: &Arc<Served>, shared: &Arc<Shared>) -> Ended {
     let pid = served.id.pid;
@@ -358,11 +373,22 @@ fn record(served: &Arc<Served>, shared: &Shared) -> Ended {
 fn try_record(served: &Arc<Served>, shared: &Shared) -> Result<Ended, Failure> {
     let pid = served.id.pid;
     let how = &shared.how;
-    let target = preflight::check(pid)?;
-    if target.facts.id != served.id {
-        return Ok(Ended::Gone("the target has ended".to_owned()));
-    }
-    let session = Session::attach(target, how.sampling.options())?;
+    let mut attempts = 0;
+    let session = loop {
+        let target = preflight::check(pid)?;
+        if target.facts.id != served.id {
+            return Ok(Ended::Gone("the target has ended".to_owned()));
+        }
+        attempts += 1;
+        match Session::attach(target, how.sampling.options()) {
+            Ok(session) => break session,
+            // A machine under load: nothing was installed, and the next attempt cleans up after this one.
+            Err(error) if is_slow(&error) && attempts < ATTEMPTS && !shared.stop.load(Ordering::Acquire) => {
+                std::thread::sleep(AGAIN);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
     let facts = facts(&session, how.sampling.domains());
     let heap = Arc::new(Mutex::new(Heap::new(session.period())));
     let tap = {
