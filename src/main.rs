@@ -3,8 +3,8 @@
 use clap::{CommandFactory, Parser};
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, census, cure, demo, diff, digest, doctor, dump, events, export, flame, flow, html, info, leaks, manual, plot, ps,
-    record, rss, top, whence,
+    attach, census, cure, demo, diff, digest, doctor, dump, events, export, flame, flow, html, info, leaks, manual,
+    plot, ps, push, record, rss, serve, top, whence,
 };
 use pyheap::ui::output::note;
 use std::process::ExitCode;
@@ -20,6 +20,8 @@ enum Command {
     Doctor(doctor::Args),
     Record(record::Args),
     Attach(attach::Args),
+    Serve(serve::Args),
+    Push(push::Args),
     Info(info::Args),
     Leaks(leaks::Args),
     Top(top::Args),
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Attach(args) => attach::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Push(args) => push::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Top(args) => top::run(&args),

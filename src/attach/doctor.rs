@@ -497,7 +497,7 @@ fn target_seccomp(found: &mut Diagnosis, facts: &Facts, may_stop: bool, place: &
         .max();
     match filters {
         None => found.ok("seccomp", "no filter"),
-        Some(count) if may_stop => match seccomp::check_kinds(pid, &facts.kinds) {
+        Some(count) if may_stop => match seccomp::check_kinds(pid, &facts.kinds, seccomp::Purpose::Infect) {
             Ok(()) => found.ok("seccomp", format!("{count} filters, which let the hooks in")),
             Err(why) => fail(found, why),
         },

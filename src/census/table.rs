@@ -1,8 +1,8 @@
 //! What a census is when it is done: a row a type, kept in a file, compared with another.
 
-use crate::attach::frozen::Cost;
 use super::Found;
 use super::heap::Doubts;
+use crate::attach::frozen::Cost;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -3,7 +3,7 @@
 
 use crate::profile::model::{Live, StackFrame};
 
-mod base64;
+pub(crate) mod base64;
 pub mod diff;
 pub mod export;
 pub mod filter;

@@ -18,6 +18,7 @@ pub mod golden;
 pub mod interpreters;
 pub mod lines;
 pub mod picture;
+pub mod pprof;
 pub mod pyheap;
 pub mod python;
 pub mod report;

@@ -4,7 +4,7 @@ use super::choose;
 use super::dump::of_core;
 use super::failure::{Failure, chain, code};
 use super::rss::LimitArgs;
-use crate::attach::frozen::{Frozen, FreezeError};
+use crate::attach::frozen::{FreezeError, Frozen};
 use crate::attach::{Target, preflight};
 use crate::census::table::{About, Census, LoadError, Mode, changes};
 use crate::census::why::{Wanted, Why};
@@ -288,7 +288,10 @@ fn of_process(target: &Target, args: &Args, wanted: Option<&Wanted>) -> Result<(
         match ready.and_then(|target| Frozen::of(&target, args.limits.limits())) {
             Ok(copy) => Some(copy),
             Err(error) => {
-                note(&format!("no frozen copy, so the process is read while it runs: {}", chain(&error)));
+                note(&format!(
+                    "no frozen copy, so the process is read while it runs: {}",
+                    chain(&error)
+                ));
                 None
             }
         }

@@ -2,8 +2,8 @@
 
 pub mod attach;
 pub mod census;
-pub mod children;
 pub mod choose;
+pub mod collectors;
 pub mod cure;
 pub mod demo;
 pub mod diff;
@@ -24,12 +24,14 @@ pub mod manual;
 pub mod merged;
 pub mod plot;
 pub mod ps;
+pub mod push;
 pub mod record;
 pub mod record_many;
 pub mod recording;
 pub mod rss;
 pub mod sampling;
 pub mod select;
+pub mod serve;
 pub mod top;
 pub mod whence;
 pub mod which;
