@@ -183,7 +183,10 @@ fn gunicorn_under_load() {
             let entries = std::fs::read_dir(dir.path()).expect("our own folder").flatten();
             let mut events = entries.filter(|entry| {
                 let file = entry.file_name().to_string_lossy().into_owned();
-                file.starts_with("all.") && file.ends_with("._hpd") && entry.metadata().is_ok_and(|m| m.len() > 1000)
+                // Those of the arbiter have no pid in their names, or the number of a segment.
+                let middle = file.strip_prefix("all.").and_then(|rest| rest.strip_suffix("._hpd"));
+                let is_workers = middle.is_some_and(|middle| middle.parse().is_ok_and(|pid: i32| pid > 100));
+                is_workers && entry.metadata().is_ok_and(|m| m.len() > 1000)
             });
             events.next().map(|entry| entry.path())
         });
