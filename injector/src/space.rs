@@ -132,7 +132,7 @@ fn last_page_of_file(memory: &ProcessMemory, map: &MemoryMap) -> Option<Vec<u8>>
 }
 
 /// Instructions of the target's C library for [`crate::hijack::call`]: the first that are found in it, or else in the
-/// program (which may be linked statically).
+/// program (which may be linked statically). Where these have no restorer, the kernel's own is used (vDSO).
 #[must_use]
 pub fn gadgets(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<Gadgets> {
     const MAX_TEXT_BYTES: u64 = 8 << 20;
@@ -159,13 +159,25 @@ pub fn gadgets(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<Gadgets> {
         .find_map(|map| {
             let len = (map.address.1 - map.address.0).min(MAX_TEXT_BYTES) as usize;
             let bytes = memory.read_vec(RemoteAddr(map.address.0), len).ok()?;
-            let find = |wanted: &[u8]| bytes.windows(wanted.len()).position(|window| window == wanted);
-            let (call, restorer) = (find(arch::CALL_GADGET)?, find(arch::RESTORER_GADGET)?);
-            Some(Gadgets {
-                call: map.address.0 + call as u64,
-                restorer: map.address.0 + restorer as u64,
-            })
+            let call = map.address.0 + find(&bytes, arch::CALL_GADGET)?;
+            let own = find(&bytes, arch::RESTORER_GADGET).map(|offset| map.address.0 + offset);
+            let restorer = own.or_else(|| vdso_restorer(memory, maps))?;
+            Some(Gadgets { call, restorer })
         })
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<u64> {
+    let at = bytes.windows(wanted.len()).position(|window| window == wanted);
+    at.map(|at| at as u64)
+}
+
+/// What signal handlers return to if the C library does not say where: on aarch64, glibc does not.
+fn vdso_restorer(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<u64> {
+    const MAX_VDSO_BYTES: u64 = 1 << 20;
+    let (start, end) = maps.iter().find(|map| map.pathname == MMapPath::Vdso)?.address;
+    let len = (end - start).min(MAX_VDSO_BYTES) as usize;
+    let bytes = memory.read_vec(RemoteAddr(start), len).ok()?;
+    find(&bytes, arch::RESTORER_GADGET).map(|offset| start + offset)
 }
 
 /// The mappings that may be stacks of threads.
