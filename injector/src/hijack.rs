@@ -815,7 +815,7 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                     Ok(ended) => regs = ended,
                     Err(stop) => {
                         // Elsewhere meanwhile: it may be better to take later.
-                        if matches!(stop, Stop::Ours) {
+                        if matches!(stop, Stop::Ours | Stop::Group) {
                             let _ = ptrace::detach(thread, None);
                         }
                         late |= matches!(stop, Stop::Late);

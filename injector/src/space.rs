@@ -8,8 +8,6 @@ use pyheap_protocol::RemoteAddr;
 
 /// Pages.
 const PAGE: u64 = 4096;
-/// End of user space on x86-64 with four page-table levels.
-const USER_END: u64 = 0x7fff_ffff_f000;
 /// Lowest address that we choose.
 const USER_START: u64 = 0x1_0000_0000;
 
@@ -27,11 +25,13 @@ pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
 pub fn gap(maps: &[MemoryMap], len: u64, salt: u64) -> Option<u64> {
     let mut largest = (0, 0);
     let mut end = USER_START;
+    let highest = maps.iter().map(|map| map.address.1).max().unwrap_or(0);
+    let user_end = arch::user_end(highest);
     let taken = maps
         .iter()
         .map(|map| map.address)
-        .filter(|&(start, _)| start < USER_END);
-    for (start, next) in taken.chain([(USER_END, USER_END)]) {
+        .filter(|&(start, _)| start < user_end);
+    for (start, next) in taken.chain([(user_end, user_end)]) {
         if start > end && start - end > largest.1 {
             largest = (end, start - end);
         }

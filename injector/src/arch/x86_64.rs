@@ -14,6 +14,15 @@ pub const CAN_ENTER: bool = true;
 /// Longest stub, in bytes; each has a slot of this size.
 pub const STUB_BYTES: usize = 480;
 
+/// End of user space: with four levels of page tables, which is what a process gets that does not ask for more.
+#[must_use]
+pub const fn user_end(_highest: u64) -> u64 {
+    0x7fff_ffff_f000
+}
+
+/// What seccomp's filters know this processor by: `AUDIT_ARCH_X86_64` (`uapi/linux/audit.h`).
+pub const AUDIT_ARCH: u32 = 0xc000_003e;
+
 const SYS_MMAP: u64 = 9;
 const SYS_MPROTECT: u64 = 10;
 const SYS_MUNMAP: u64 = 11;

@@ -94,6 +94,26 @@ pub const CAN_ENTER: bool = false;
 /// Longest stub, in bytes; each has a slot of this size.
 pub const STUB_BYTES: usize = 832;
 
+/// End of user space, of a process whose `highest` mapping ends there: kernels are built with 36 to 48 bits
+/// (`CONFIG_ARM64_VA_BITS`), and the stack is near the end.
+#[must_use]
+pub const fn user_end(highest: u64) -> u64 {
+    const LEAST: u64 = 1 << 36;
+    const MOST: u64 = 1 << 48;
+    const PAGE: u64 = 4096;
+    let end = if highest <= LEAST {
+        LEAST
+    } else if highest >= MOST {
+        MOST
+    } else {
+        highest.next_power_of_two()
+    };
+    end - PAGE
+}
+
+/// What seccomp's filters know this processor by: `AUDIT_ARCH_AARCH64` (`uapi/linux/audit.h`).
+pub const AUDIT_ARCH: u32 = 0xc000_00b7;
+
 /// `svc #0`
 const SVC: u32 = 0xd400_0001;
 /// Its length, by which the kernel sets the program counter back.
@@ -226,4 +246,75 @@ pub const fn stack_pointer(regs: &Registers) -> u64 {
 #[must_use]
 pub const fn thread_pointer(regs: &Registers) -> u64 {
     regs.thread_pointer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_user_space_is_above_the_stack() {
+        assert_eq!(user_end(0x7f_fe80_0000), 0x7f_ffff_f000, "39 bits");
+        assert_eq!(user_end(0xffff_e3c1_2000), 0xffff_ffff_f000, "48 bits");
+        assert_eq!(user_end(u64::MAX), 0xffff_ffff_f000);
+    }
+
+    /// At the end of a call, as ptrace shows it: `x7` is a mark.
+    fn before_and_after() -> (Registers, Registers) {
+        let mut before = Registers::default();
+        for number in 0..31 {
+            before.set(number, 1000 + u64::from(number));
+        }
+        (before.pc, before.sp, before.next_is_call, before.call) = (0x1000, 0x8000, 1, -1);
+        let mut now = before;
+        now.set(0, ERESTART_RESTARTBLOCK as u64);
+        now.set(7, 1);
+        now.set(8, 128);
+        (now.pc, now.call, now.next_is_call) = (0x1004, 128, 0);
+        (before, now)
+    }
+
+    #[test]
+    fn the_end_of_a_call_is_told_from_other_stops() {
+        let (before, now) = before_and_after();
+        let ended = ended_call(&before, &now).unwrap();
+        assert_eq!((ended.first_argument, ended.get(7), ended.get(8)), (1000, 1007, 128));
+        assert!(is_restart(&ended) && is_restart(&before));
+        assert_eq!(ended.arguments(), [1000, 1001, 1002, 1003, 1004, 1005]);
+        type Change = fn(&mut Registers);
+        let changes: [(&str, Change); 5] = [
+            ("the beginning of the call", |now| now.set(7, 0)),
+            ("another call", |now| now.pc += 4),
+            ("another stack", |now| now.sp -= 16),
+            ("other arguments", |now| now.set(2, 5)),
+            ("in no call", |now| now.call = -1),
+        ];
+        for (what, change) in changes {
+            let mut other = now;
+            change(&mut other);
+            assert!(ended_call(&before, &other).is_none(), "{what}");
+        }
+    }
+
+    #[test]
+    fn no_frame_for_a_call_with_time_left() {
+        let (mut before, now) = before_and_after();
+        assert!(resumed_by_return(&before).is_some());
+        before.set(8, calls::SYS_nanosleep);
+        assert!(resumed_by_return(&before).is_none());
+        before.next_is_call = 0;
+        assert!(resumed_by_return(&before).is_some(), "it has returned");
+        assert!(resumed_by_return(&now).is_none(), "the code is in x0");
+    }
+
+    #[test]
+    fn a_thread_of_a_core_file_is_read() {
+        let mut note = vec![0; 392];
+        note[32..36].copy_from_slice(&77_i32.to_le_bytes());
+        note[112..120].copy_from_slice(&5_u64.to_le_bytes());
+        note[112 + 32 * 8..112 + 33 * 8].copy_from_slice(&0x4000_u64.to_le_bytes());
+        let (tid, at) = core_thread(&note).unwrap();
+        assert_eq!((tid, at.first_argument, at.instruction), (77, 5, 0x4000));
+        assert!(core_thread(&note[..300]).is_none());
+    }
 }
