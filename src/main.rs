@@ -1,9 +1,10 @@
 //! pyheap's command line: parse, run, print the error chain, exit code.
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use pyheap::ui::cli::failure::{Failure, chain, code};
 use pyheap::ui::cli::{
-    attach, cure, demo, diff, digest, dump, events, export, flame, flow, html, info, leaks, plot, record, top, whence,
+    attach, census, cure, demo, diff, digest, doctor, dump, events, export, flame, flow, html, info, leaks, manual,
+    plot, ps, push, record, rss, serve, top, whence,
 };
 use pyheap::ui::output::note;
 use std::process::ExitCode;
@@ -13,10 +14,14 @@ use std::process::ExitCode;
 ///
 /// Start with `pyheap demo`, then `pyheap record PID --duration 1m` and `pyheap leaks run`.
 #[derive(Debug, Parser)]
-#[command(name = "pyheap", version = pyheap::VERSION, max_term_width = 100)]
+#[command(name = "pyheap", version = pyheap::version_and_protocol(), max_term_width = 100)]
 enum Command {
+    Ps(ps::Args),
+    Doctor(doctor::Args),
     Record(record::Args),
     Attach(attach::Args),
+    Serve(serve::Args),
+    Push(push::Args),
     Info(info::Args),
     Leaks(leaks::Args),
     Top(top::Args),
@@ -31,14 +36,22 @@ enum Command {
     Digest(digest::Args),
     Where(whence::Args),
     Dump(dump::Args),
+    Census(census::Args),
+    Rss(rss::Args),
     Cure(cure::Args),
     Demo(demo::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Command::parse() {
+        Command::Ps(args) => ps::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Record(args) => record::run(&args),
         Command::Attach(args) => attach::run(&args),
+        Command::Serve(args) => serve::run(&args),
+        Command::Push(args) => push::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Leaks(args) => leaks::run(&args),
         Command::Top(args) => top::run(&args),
@@ -53,8 +66,12 @@ fn main() -> ExitCode {
         Command::Digest(args) => digest::run(&args),
         Command::Where(args) => whence::run(&args),
         Command::Dump(args) => dump::run(&args),
+        Command::Census(args) => census::run(&args),
+        Command::Rss(args) => rss::run(&args),
         Command::Cure(args) => cure::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Completions(args) => manual::completions(&args, Command::command()),
+        Command::Man(args) => manual::man(&args, Command::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -46,16 +46,22 @@ struct Server {
 }
 
 impl Server {
+    /// Workers come and go: each is replaced after some 150 requests.
     fn start(python: &Interpreter, gunicorn: &Path, dir: &Path) -> Self {
+        let more = ["--workers", "3", "--max-requests", "150", "--max-requests-jitter", "50"];
+        Self::start_app(python, gunicorn, dir, "prefork_app:application", &more)
+    }
+
+    fn start_app(python: &Interpreter, gunicorn: &Path, dir: &Path, app: &str, more: &[&str]) -> Self {
         // A port that was free a moment ago.
         let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
         let port = free.expect("a free port").port();
         let log = dir.join("log");
         let mut command = Command::new(&python.path);
-        // Workers come and go: each is replaced after some 150 requests.
-        command.args(["-m", "gunicorn", "--preload", "--workers", "3", "--timeout", "120"]);
-        command.args(["--max-requests", "150", "--max-requests-jitter", "50"]);
-        command.args(["--bind", &format!("127.0.0.1:{port}"), "prefork_app:application"]);
+        command
+            .args(["-m", "gunicorn", "--preload", "--timeout", "120"])
+            .args(more);
+        command.args(["--bind", &format!("127.0.0.1:{port}"), app]);
         command.current_dir(common::tests_dir().join("targets"));
         command
             .env("PYTHONPATH", gunicorn)
@@ -200,4 +206,72 @@ fn gunicorn_under_load() {
         load.exit_cleanly();
         server.end(name);
     });
+}
+
+/// What the README begins with: from a list of processes to the line that leaks, in three commands and a minute.
+#[test]
+fn from_a_list_of_processes_to_the_leak() {
+    const TEST: &str = "from_a_list_of_processes_to_the_leak";
+    let Some(python) = interpreters::some(&["pyenv-3.12", "pyenv-3.11"]).into_iter().next() else {
+        skip!(TEST, "no CPython found")
+    };
+    let Some(place) = gunicorn(&python) else {
+        skip!(TEST, "gunicorn cannot be had from PyPI")
+    };
+    let dir = scratch();
+    let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+    let app = "prefork_leak:application";
+    let server = Server::start_app(&python, &place, dir.path(), app, &["--workers", "4"]);
+    let mut load = Target::start(&python, "prefork_load.py", &[&server.port.to_string(), "8"]);
+    // Each worker has had its first request: from now on it leaks.
+    let mut seen = BTreeSet::new();
+    until("an answer of each worker", DEADLINE, || {
+        seen.extend(answers(&mut load, 1, TEST));
+        (seen.len() >= 4).then_some(())
+    });
+    // 1. The one that has started the others is the one to name.
+    let told = pyheap::run(["ps", "--match", "prefork_leak", "--watch", "1s"])
+        .expect_code(0)
+        .stdout;
+    for pid in server.tree() {
+        assert!(
+            told.lines().any(|line| line.starts_with(&format!("{pid} "))),
+            "{pid}: {told}"
+        );
+    }
+    // 2. It and its workers.
+    let arbiter = server.pid().to_string();
+    let end = pyheap::run([
+        "record",
+        "--tree",
+        &arbiter,
+        "--duration",
+        "32s",
+        "--period",
+        "128KiB",
+        "-o",
+        &base,
+    ])
+    .expect_code(0);
+    let named = |text: &str| {
+        text.starts_with("leak: ")
+            && text.contains("prefork_leak.py:11 open_session")
+            && text.contains("of 5 processes")
+    };
+    assert!(end.stderr.lines().any(named), "{}", end.stderr);
+    // 3. `pyheap leaks run.*`
+    let files = std::fs::read_dir(dir.path())
+        .expect("our own folder")
+        .flatten()
+        .map(|entry| entry.path());
+    let mut args: Vec<_> = files
+        .filter(|path| path.to_string_lossy().contains("/run."))
+        .map(PathBuf::into_os_string)
+        .collect();
+    args.insert(0, "leaks".into());
+    let told = pyheap::run(args).expect_code(0).stdout;
+    assert!(told.lines().next().is_some_and(named), "{told}");
+    server.is_clean(TEST);
+    load.exit_cleanly();
+    server.end(TEST);
 }

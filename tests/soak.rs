@@ -19,6 +19,16 @@ fn killed_at_any_moment() {
     );
 }
 
+/// The same while a frozen copy is made, read and reaped.
+#[test]
+fn killed_while_it_freezes() {
+    soak(
+        "killed_while_it_freezes",
+        &["pyenv-3.8", "3.13"],
+        &["freeze", "--kills", "12", "--jobs", "2", "--batch", "6", "--quiet"],
+    );
+}
+
 /// tracemalloc is started and stopped before, during and after recordings.
 #[test]
 fn tracemalloc_comes_and_goes() {

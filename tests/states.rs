@@ -450,7 +450,7 @@ fn a_memory_cgroup_that_is_nearly_full() {
     let Some(python) = interpreters::any() else {
         skip!(TEST, "no CPython found")
     };
-    let Some(group) = Cgroup::make() else {
+    let Some(group) = common::cgroup::Cgroup::make() else {
         skip!(TEST, "no memory cgroup can be made here")
     };
     let mut target = Target::start(&python, "states.py", &["sleep"]);
@@ -473,58 +473,6 @@ fn a_memory_cgroup_that_is_nearly_full() {
     assert_eq!(target.ask("STATUS", "STATUS")["wrong"], Value::Array(vec![]));
     target.ask("EXIT", "DONE");
     assert!(target.wait().success());
-}
-
-/// A memory cgroup of ours, below our own; gone on drop.
-struct Cgroup(std::path::PathBuf);
-
-impl Cgroup {
-    fn make() -> Option<Self> {
-        let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-        let name = format!("pyheap-test-{}", std::process::id());
-        let places = own.lines().filter_map(|line| {
-            let mut parts = line.splitn(3, ':').skip(1);
-            match (parts.next()?, parts.next()?) {
-                ("", path) => Some(format!("/sys/fs/cgroup{path}")),
-                ("memory", path) => Some(format!("/sys/fs/cgroup/memory{path}")),
-                _ => None,
-            }
-        });
-        let groups = places.map(|place| std::path::Path::new(&place).join(&name));
-        groups
-            .filter(|group| std::fs::create_dir(group).is_ok())
-            .map(Self)
-            .find(|group| group.file().is_some())
-    }
-
-    fn file(&self) -> Option<std::path::PathBuf> {
-        let files = ["memory.max", "memory.limit_in_bytes"];
-        files
-            .map(|name| self.0.join(name))
-            .into_iter()
-            .find(|file| file.exists())
-    }
-
-    fn limit(&self, pid: &str, bytes: u64) -> bool {
-        self.file()
-            .is_some_and(|file| std::fs::write(file, bytes.to_string()).is_ok())
-            && std::fs::write(self.0.join("cgroup.procs"), pid).is_ok()
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // Who is in it goes back to where we are.
-        let mut parent = self.0.clone();
-        parent.pop();
-        for pid in std::fs::read_to_string(self.0.join("cgroup.procs"))
-            .unwrap_or_default()
-            .lines()
-        {
-            let _ = std::fs::write(parent.join("cgroup.procs"), pid);
-        }
-        let _ = std::fs::remove_dir(&self.0);
-    }
 }
 
 /// An interpreter that is shutting down.

@@ -229,7 +229,7 @@ const TO_BE_DROPPED: [u8; 8] = *b"\xCC\xCCpyheap";
 
 /// Drops the private copy of the page that held the stubs; its bytes are the file's again. If no thread is fit for it, the
 /// copy stays: one page more, with the same content.
-fn drop_page(pid: i32, memory: &ProcessMemory, stub: u64) -> Option<Hijacked> {
+pub(crate) fn drop_page(pid: i32, memory: &ProcessMemory, stub: u64) -> Option<Hijacked> {
     // A shadow stack would have to agree with the frame.
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     if status

@@ -118,6 +118,9 @@ pub struct Hijacked {
     pub held: Duration,
     /// From our request to stop to the moment we let go.
     pub disturbed: Duration,
+    /// Of a [`Job::Copy`]: the copy's pid here, and the time from our request to stop to the moment in which it was seen, which
+    /// is not before the thread went on. `None` if it was not seen.
+    pub copied: Option<(i32, Duration)>,
 }
 
 /// What the child reports, in memory shared with it.
@@ -129,6 +132,8 @@ pub(crate) struct Report {
     pub(crate) count: AtomicU32,
     held_nanos: AtomicU64,
     disturbed_nanos: AtomicU64,
+    copy: AtomicU32,
+    paused_nanos: AtomicU64,
     pub(crate) observed: [AtomicU32; MAX_THREADS],
 }
 
@@ -334,8 +339,8 @@ pub fn call(
 pub fn hijack(pid: i32, threads: &[i32], stub_at: u64, job: Job) -> Result<Hijacked, HijackError> {
     // Who comes can be refused; who leaves has to get in once more.
     let patience = match job {
-        Job::Map { .. } => HIJACK_DEADLINE,
-        Job::Call { .. } | Job::Unmap { .. } => LEAVE_DEADLINE,
+        Job::Map { .. } | Job::Copy { .. } => HIJACK_DEADLINE,
+        Job::Call { .. } | Job::Unmap { .. } | Job::Reap { .. } => LEAVE_DEADLINE,
     };
     hijack_by(pid, threads, Way::Stub { at: stub_at, job }, patience)
 }
@@ -361,6 +366,10 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>, patience: Duration) -> Res
             tid,
             held: Duration::from_nanos(report.held_nanos.load(Ordering::Acquire)),
             disturbed: Duration::from_nanos(report.disturbed_nanos.load(Ordering::Acquire)),
+            copied: match report.copy.load(Ordering::Acquire) as i32 {
+                0 => None,
+                copy => Some((copy, Duration::from_nanos(report.paused_nanos.load(Ordering::Acquire)))),
+            },
         }),
         REFUSED => Err(HijackError::Refused { tid, source: source() }),
         STOPPED => Err(HijackError::GroupStopped { pid }),
@@ -617,9 +626,12 @@ fn write_memory(memory: RawFd, at: u64, bytes: &[u8]) -> Result<(), i32> {
     }
 }
 
-/// True if the slot of a stub at `at` is all zero: nobody's stub is there, and it is what it was taken for.
-fn is_zero(memory: RawFd, at: u64) -> bool {
-    let mut bytes = [1_u8; arch::STUB_BYTES];
+/// True if the `len` bytes for a stub at `at` are all zero: nobody's stub is there, and it is what it was taken for.
+fn is_zero(memory: RawFd, at: u64, len: usize) -> bool {
+    let mut bytes = [1_u8; arch::LONGEST_STUB];
+    let Some(bytes) = bytes.get_mut(..len) else {
+        return false;
+    };
     // SAFETY: reads into the local array.
     let read = unsafe { libc::pread(memory, bytes.as_mut_ptr().cast(), bytes.len(), at as i64) };
     read == bytes.len() as isize && bytes.iter().all(|&byte| byte == 0)
@@ -717,11 +729,13 @@ fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
     match way {
         Way::Stub { at, job } => {
             std::hint::black_box(arch::stub(job, at, &regs, Signals::default()));
-            if !is_zero(memory, at) {
+            if !is_zero(memory, at, job.room()) {
                 return Err((OCCUPIED, 0));
             }
             // What is there already.
-            write_memory(memory, at, &[0; arch::STUB_BYTES]).map_err(|errno| (WRITE_FAILED, errno))
+            let zeros = [0; arch::LONGEST_STUB];
+            let zeros = zeros.get(..job.room()).unwrap_or_default();
+            write_memory(memory, at, zeros).map_err(|errno| (WRITE_FAILED, errno))
         }
         Way::Return { call, gadgets, .. } => {
             let mut frame = [0; arch::RETURN_FRAME_BYTES];
@@ -737,6 +751,80 @@ fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
 fn be_quick() {
     // SAFETY: changes a number of this process only.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+}
+
+/// Longest wait for a copy to be seen, from the moment that the thread was sent to make it.
+const COPY_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The children that thread `tid` of `pid` has made and that are there. Makes system calls only.
+struct Children {
+    bytes: [u8; 32 << 10],
+    len: usize,
+}
+
+impl Children {
+    fn of(pid: i32, tid: i32) -> Option<Self> {
+        let mut path = [0_u8; 64];
+        use std::io::Write;
+        write!(&mut path[..], "/proc/{pid}/task/{tid}/children\0").ok()?;
+        // SAFETY: `path` is terminated by a zero.
+        let fd = unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        if fd < 0 {
+            return None;
+        }
+        let mut children = Self {
+            bytes: [0; 32 << 10],
+            len: 0,
+        };
+        while let Some(rest) = children.bytes.get_mut(children.len..).filter(|rest| !rest.is_empty()) {
+            // SAFETY: writes at most `rest.len()` bytes there.
+            let read = unsafe { libc::read(fd, rest.as_mut_ptr().cast(), rest.len()) };
+            match usize::try_from(read) {
+                Ok(n @ 1..) => children.len += n,
+                _ => break,
+            }
+        }
+        // SAFETY: our own descriptor.
+        unsafe { libc::close(fd) };
+        Some(children)
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = i32> {
+        let words = self.bytes.get(..self.len).unwrap_or_default();
+        words
+            .split(|&byte| byte == b' ')
+            .filter_map(|word| std::str::from_utf8(word).ok()?.parse().ok())
+    }
+
+    /// The last one that is not among those of `before`.
+    fn new_since(&self, before: &Self) -> Option<i32> {
+        let last = self.numbers().last()?;
+        before.numbers().all(|old| old != last).then_some(last)
+    }
+}
+
+/// Waits until thread `tid` has a child that it had not `before`: the thread is in our stub and makes no other.
+fn wait_for_copy(report: &Report, pid: i32, tid: i32, before: &Children, asked: Instant) {
+    let pause = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000,
+    };
+    let begun = Instant::now();
+    while begun.elapsed() < COPY_DEADLINE {
+        let Some(children) = Children::of(pid, tid) else { return };
+        if let Some(copy) = children.new_since(before) {
+            let paused = asked.elapsed().as_nanos() as u64;
+            report.paused_nanos.store(paused, Ordering::Release);
+            report.copy.store(copy as u32, Ordering::Release);
+            return;
+        }
+        if begun.elapsed() > STOP_DEADLINE && !is_runnable(Pid::from_raw(tid)) {
+            // It waits somewhere: it has been refused the copy, and is through.
+            return;
+        }
+        // SAFETY: reads the local time.
+        unsafe { libc::nanosleep(&raw const pause, std::ptr::null_mut()) };
+    }
 }
 
 /// The child's work in [`hijack`].
@@ -755,6 +843,14 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
     loop {
         for &tid in threads {
             let thread = Pid::from_raw(tid);
+            let makes_copy = matches!(
+                way,
+                Way::Stub {
+                    job: Job::Copy { .. },
+                    ..
+                }
+            );
+            let children = makes_copy.then(|| Children::of(pid, tid)).flatten();
             let mut is_asked = false;
             match ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD) {
                 Ok(()) => {}
@@ -840,8 +936,13 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                         blocked: signal_mask(thread).unwrap_or(0),
                         caught,
                     };
-                    let (bytes, enter) = arch::stub(job, at, &regs, signals);
-                    write_memory(memory, at, &bytes).map(|()| enter)
+                    match arch::stub(job, at, &regs, signals) {
+                        Some((bytes, enter)) => {
+                            let bytes = bytes.get(..job.room()).unwrap_or_default();
+                            write_memory(memory, at, bytes).map(|()| enter)
+                        }
+                        None => Err(libc::E2BIG),
+                    }
                 }
                 Way::Return {
                     call,
@@ -880,6 +981,9 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
             report
                 .disturbed_nanos
                 .store((end - asked).as_nanos() as u64, Ordering::Release);
+            if let Some(before) = &children {
+                wait_for_copy(report, pid, tid, before, asked);
+            }
             return fail(DONE, 0, tid);
         }
         // Signals pending everywhere, or nobody stopped: again, while there is time.

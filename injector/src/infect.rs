@@ -25,6 +25,7 @@ const LEAVE_DEADLINE: Duration = Duration::from_secs(5);
 const LAST_CHANCE: Duration = Duration::from_millis(100);
 /// Slots of stubs. Two hijacks in a row use different ones, and each must be zero before.
 pub(crate) const SLOTS: u64 = 2;
+const _: () = assert!(SLOTS as usize * STUB_BYTES >= crate::arch::LONGEST_STUB);
 
 /// Why the target could not be infected. It is as it was before, except that it may have an inert mapping of ours.
 #[derive(Debug, thiserror::Error)]
@@ -112,22 +113,7 @@ impl Infection {
         let memory = ProcessMemory::new(pid);
         let plan = Plan::new(image, sizes);
         let maps = space::maps(pid)?;
-        let program = std::fs::metadata(format!("/proc/{}/exe", observe::reachable(pid)))
-            .ok()
-            .map(|file| {
-                use std::os::unix::fs::MetadataExt;
-                (
-                    nix::sys::stat::major(file.dev()) as i32,
-                    nix::sys::stat::minor(file.dev()) as i32,
-                    file.ino(),
-                )
-            });
-        let needed = SLOTS * STUB_BYTES as u64;
-        let tail = space::largest_tail(&memory, &maps, program).filter(|tail| tail.len >= needed);
-        let tail = tail.ok_or(InfectError::NoTail(needed))?;
-        if !make_unused(pid, &memory, &maps, tail.start, None) {
-            return Err(InfectError::OldStubs);
-        }
+        let tail = place_for_stubs(pid, &memory, &maps)?;
         let (base, hijacked) = map(pid, &memory, plan.len, tail)?;
         let image_base = base + plan.image;
         // Fresh memory is zero: the control block behind the image's bytes takes no memory before it is used.
@@ -263,6 +249,27 @@ impl Infection {
     pub fn header(&self) -> &ShimHeader {
         &self.header
     }
+}
+
+/// Bytes that nobody uses, for [`SLOTS`] stubs; what an earlier pyheap has left there is cleared.
+pub(crate) fn place_for_stubs(pid: i32, memory: &ProcessMemory, maps: &[MemoryMap]) -> Result<Tail, InfectError> {
+    let program = std::fs::metadata(format!("/proc/{}/exe", observe::reachable(pid)))
+        .ok()
+        .map(|file| {
+            use std::os::unix::fs::MetadataExt;
+            (
+                nix::sys::stat::major(file.dev()) as i32,
+                nix::sys::stat::minor(file.dev()) as i32,
+                file.ino(),
+            )
+        });
+    let needed = SLOTS * STUB_BYTES as u64;
+    let tail = space::largest_tail(memory, maps, program).filter(|tail| tail.len >= needed);
+    let tail = tail.ok_or(InfectError::NoTail(needed))?;
+    if !make_unused(pid, memory, maps, tail.start, None) {
+        return Err(InfectError::OldStubs);
+    }
+    Ok(tail)
 }
 
 /// The job that runs one of the shim's routines.

@@ -15,6 +15,7 @@
 //! leaves a target dead or changed when the tracer dies at the wrong moment. No descriptor is made in the target.
 
 pub mod arch;
+pub mod copy;
 pub mod cure;
 pub mod freeze;
 pub mod hijack;
@@ -29,5 +30,5 @@ pub mod space;
 pub use cure::{Cure, CureError};
 pub use image::Image;
 pub use infect::{InfectError, Infection};
-pub use memory::{MemoryError, ProcessMemory, RemoteMemory};
+pub use memory::{MemoryError, MemoryFile, ProcessMemory, RemoteMemory};
 pub use pyheap_protocol::RemoteAddr;

@@ -167,6 +167,35 @@ impl RemoteMemory for ProcessMemory {
     }
 }
 
+/// The memory of a live process, by `/proc/PID/mem`. For a forked process whose pages are still shared with another one:
+/// `process_vm_readv` pins what it reads, and for that the kernel (from 5.19 on) first makes a page that is shared after a fork
+/// the process's own, by copying it. So reading by it doubles the memory of a copy; this does not.
+#[derive(Debug)]
+pub struct MemoryFile {
+    file: std::fs::File,
+}
+
+impl MemoryFile {
+    /// Opens the memory of process `pid`.
+    ///
+    /// # Errors
+    /// When there is no such process, or it may not be read.
+    pub fn open(pid: i32) -> io::Result<Self> {
+        let file = std::fs::File::open(format!("/proc/{pid}/mem"))?;
+        Ok(Self { file })
+    }
+}
+
+impl RemoteMemory for MemoryFile {
+    fn read_into(&self, addr: RemoteAddr, buf: &mut [u8]) -> Result<(), MemoryError> {
+        use std::os::unix::fs::FileExt;
+        let len = buf.len();
+        self.file
+            .read_exact_at(buf, addr.0)
+            .map_err(|source| MemoryError::Read { addr, len, source })
+    }
+}
+
 /// A transfer that stopped half way ran into unmapped memory.
 fn check(done: nix::Result<usize>, wanted: usize) -> io::Result<()> {
     match done {
@@ -188,6 +217,15 @@ mod tests {
         assert_eq!(memory.read_u64(addr).unwrap(), 0x1122_3344_5566_7788);
         memory.write(addr, &7_u64.to_le_bytes()).unwrap();
         assert_eq!(value.load(std::sync::atomic::Ordering::SeqCst), 7);
+    }
+
+    #[test]
+    fn the_memory_file_reads_the_same() {
+        let memory = MemoryFile::open(nix::unistd::getpid().as_raw()).unwrap();
+        let value = 0x1122_3344_5566_7788_u64;
+        assert_eq!(memory.read_u64(RemoteAddr(&raw const value as u64)).unwrap(), value);
+        assert!(memory.read_u64(RemoteAddr(0x10)).is_err());
+        assert!(memory.read_u64(RemoteAddr(u64::MAX)).is_err());
     }
 
     #[test]

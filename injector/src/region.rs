@@ -23,7 +23,7 @@ pub const XSAVE_BYTES: u64 = 16 << 10;
 const PAGE: u64 = 4096;
 
 /// Sizes that a caller chooses.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
     /// Most live samples.
     pub live_samples: u64,

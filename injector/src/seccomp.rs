@@ -118,6 +118,36 @@ fn needed() -> [Needed; 10] {
     ]
 }
 
+/// What a stub that makes a copy of the process, the copy, and the stub that reaps it, call.
+fn needed_for_copy() -> [Needed; 10] {
+    const AT: u64 = 0x7f00_0000_0000;
+    [
+        ("clone", 56, [libc::CLONE_FILES as u64, 0, 0, 0, 0, 0]),
+        (
+            "close_range",
+            436,
+            [0, u64::from(u32::MAX), u64::from(libc::CLOSE_RANGE_UNSHARE), 0, 0, 0],
+        ),
+        ("prctl", 157, [libc::PR_SET_NAME as u64, AT, 0, 0, 0, 0]),
+        ("clock_nanosleep", 230, [libc::CLOCK_MONOTONIC as u64, 0, AT, 0, 0, 0]),
+        ("exit_group", 231, [0; 6]),
+        ("wait4", 61, [1000, 0, (libc::__WALL | libc::WNOHANG) as u64, 0, 0, 0]),
+        ("rt_sigprocmask", 14, [libc::SIG_SETMASK as u64, AT, 0, 8, 0, 0]),
+        ("rt_sigpending", 127, [AT, 8, 0, 0, 0, 0]),
+        ("rt_sigreturn", 15, [0; 6]),
+        ("madvise", 28, [AT, 4096, libc::MADV_DONTNEED as u64, 0, 0, 0]),
+    ]
+}
+
+/// What is to be done in the target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// [`crate::Infection`], and its end.
+    Infect,
+    /// [`crate::copy`].
+    Copy,
+}
+
 /// True if `pid` has locked memory, and so may have asked for all that it maps to be locked (`mlockall`).
 #[must_use]
 pub fn locks_memory(pid: i32) -> bool {
@@ -131,7 +161,7 @@ pub fn locks_memory(pid: i32) -> bool {
 /// # Errors
 /// With what is forbidden, or that it cannot be told.
 pub fn check(pid: i32) -> Result<(), Forbidden> {
-    check_kinds(pid, &observe::kinds(pid))
+    check_kinds(pid, &observe::kinds(pid), Purpose::Infect)
 }
 
 /// The same, when the `kinds` of its threads are known. A thread of each kind (mode and number of filters) is looked at; if
@@ -139,7 +169,7 @@ pub fn check(pid: i32) -> Result<(), Forbidden> {
 ///
 /// # Errors
 /// With what is forbidden, or that it cannot be told.
-pub fn check_kinds(pid: i32, kinds: &[observe::Kind]) -> Result<(), Forbidden> {
+pub fn check_kinds(pid: i32, kinds: &[observe::Kind], purpose: Purpose) -> Result<(), Forbidden> {
     let filtered = kinds.iter().filter(|kind| kind.seccomp != 0);
     let mut kinds: Vec<((u32, u32), i32)> = filtered.map(|kind| ((kind.seccomp, kind.filters), kind.tid)).collect();
     // In order of mode and number.
@@ -149,8 +179,9 @@ pub fn check_kinds(pid: i32, kinds: &[observe::Kind]) -> Result<(), Forbidden> {
             return Err(Forbidden::Strict);
         }
         match filters(pid, tid) {
-            Some(filters) => judge(&filters, locks_memory(pid))?,
-            None => experiment(count)?,
+            Some(filters) if purpose == Purpose::Copy => judge(&filters, needed_for_copy())?,
+            Some(filters) => judge(&filters, needed_to_infect(locks_memory(pid)))?,
+            None => experiment(count, purpose)?,
         }
     }
     Ok(())
@@ -167,7 +198,7 @@ fn mode_of(path: &str) -> Option<(u32, u32)> {
 }
 
 /// Makes the calls in a child of ours, if that is under the same filters as a thread with `count` of them.
-fn experiment(count: u32) -> Result<(), Forbidden> {
+fn experiment(count: u32, purpose: Purpose) -> Result<(), Forbidden> {
     let same = count != 0
         && ["/proc/self", "/proc/1"]
             .iter()
@@ -178,14 +209,21 @@ fn experiment(count: u32) -> Result<(), Forbidden> {
     let report = Shared::new().map_err(|_| Forbidden::Unknown)?;
     const DONE: u32 = 1;
     let ended = hijack::in_child(|| {
-        if try_calls() {
+        let allowed = match purpose {
+            Purpose::Infect => try_calls(),
+            Purpose::Copy => try_copy(),
+        };
+        if allowed {
             report.state.store(DONE, Ordering::Release);
         }
     });
     match (ended, report.state.load(Ordering::Acquire)) {
         (Ok(()), DONE) => Ok(()),
         _ => Err(Forbidden::Call {
-            call: "mmap, mprotect, madvise or munmap",
+            call: match purpose {
+                Purpose::Infect => "mmap, mprotect, madvise or munmap",
+                Purpose::Copy => "clone, close_range, prctl, clock_nanosleep or wait4",
+            },
             answer: Answer::Refuses,
         }),
     }
@@ -226,6 +264,36 @@ fn try_calls() -> bool {
     // SAFETY: writes to the local set.
     let pending = unsafe { libc::sigpending(&raw mut set) } == 0;
     unmapped && pending
+}
+
+/// Makes the calls of [`needed_for_copy`] in a process that may be killed for one of them.
+fn try_copy() -> bool {
+    // SAFETY: without CLONE_VM and with no stack given this is a fork; the child makes only system calls.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES, 0, 0, 0, 0) };
+    let child = child as i32;
+    if child < 0 {
+        return false;
+    }
+    if child == 0 {
+        // SAFETY: the child's own table.
+        let closed = unsafe { libc::syscall(libc::SYS_close_range, 0, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
+        // SAFETY: reads a constant.
+        let named = unsafe { libc::prctl(libc::PR_SET_NAME, c"pyheap".as_ptr()) };
+        let moment = libc::timespec { tv_sec: 0, tv_nsec: 1 };
+        // SAFETY: reads the local time.
+        let slept = unsafe { libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const moment, std::ptr::null_mut()) };
+        let failed = closed != 0 || named != 0 || slept != 0;
+        // SAFETY: ends this process without running anything of the parent's.
+        unsafe { libc::_exit(i32::from(failed)) }
+    }
+    let mut status = 0;
+    // SAFETY: writes one integer.
+    let reaped = unsafe { libc::waitpid(child, &raw mut status, libc::__WALL) };
+    // SAFETY: `sigset_t` is plain data.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: writes to the local set.
+    let pending = unsafe { libc::sigpending(&raw mut set) } == 0;
+    reaped == child && status == 0 && pending
 }
 
 /// The filters of thread `tid`; `None` if we may not see them.
@@ -289,9 +357,8 @@ fn instruction(bytes: &[u8]) -> Instruction {
 }
 
 /// The first needed call that one of `filters` does not simply allow.
-fn judge(filters: &[Vec<Instruction>], locked: bool) -> Result<(), Forbidden> {
-    let munlock = ("munlock", 150, [0x7f00_0000_0000, 1 << 20, 0, 0, 0, 0]);
-    for (call, number, args) in needed().into_iter().chain(locked.then_some(munlock)) {
+fn judge(filters: &[Vec<Instruction>], needed: impl IntoIterator<Item = Needed>) -> Result<(), Forbidden> {
+    for (call, number, args) in needed {
         for filter in filters {
             if let Some(answer) = answer_of(run(filter, &data(number, args))) {
                 return Err(Forbidden::Call { call, answer });
@@ -299,6 +366,11 @@ fn judge(filters: &[Vec<Instruction>], locked: bool) -> Result<(), Forbidden> {
         }
     }
     Ok(())
+}
+
+fn needed_to_infect(locked: bool) -> impl Iterator<Item = Needed> {
+    let munlock = ("munlock", 150, [0x7f00_0000_0000, 1 << 20, 0, 0, 0, 0]);
+    needed().into_iter().chain(locked.then_some(munlock))
 }
 
 /// What a filter's result means; `None` if the call passes. A filter that we cannot follow counts as one that kills.
@@ -417,12 +489,16 @@ mod tests {
             (0x0005_0001, Answer::Refuses),
             (0x7fc0_0000, Answer::Asks),
         ] {
-            let found = judge(&[for_call(39, 0), for_call(9, result)], false);
+            let found = judge(&[for_call(39, 0), for_call(9, result)], needed_to_infect(false));
             assert_eq!(found, Err(Forbidden::Call { call: "mmap", answer }));
         }
-        assert_eq!(judge(&[for_call(39, 0)], false), Ok(()), "getpid is not needed");
         assert_eq!(
-            judge(&[for_call(9, 0x7ffc_0000)], false),
+            judge(&[for_call(39, 0)], needed_to_infect(false)),
+            Ok(()),
+            "getpid is not needed"
+        );
+        assert_eq!(
+            judge(&[for_call(9, 0x7ffc_0000)], needed_to_infect(false)),
             Ok(()),
             "a call that is logged passes"
         );
@@ -441,7 +517,10 @@ mod tests {
         ];
         let call = "mprotect to executable";
         let answer = Answer::Refuses;
-        assert_eq!(judge(&[filter], false), Err(Forbidden::Call { call, answer }));
+        assert_eq!(
+            judge(&[filter], needed_to_infect(false)),
+            Err(Forbidden::Call { call, answer })
+        );
     }
 
     #[test]

@@ -157,13 +157,32 @@ pub fn gadgets(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<Gadgets> {
         .filter(is_libc)
         .chain(texts.filter(is_program))
         .find_map(|map| {
-            let len = (map.address.1 - map.address.0).min(MAX_TEXT_BYTES) as usize;
-            let bytes = memory.read_vec(RemoteAddr(map.address.0), len).ok()?;
-            let call = map.address.0 + find(&bytes, arch::CALL_GADGET)?;
-            let own = find(&bytes, arch::RESTORER_GADGET).map(|offset| map.address.0 + offset);
+            let len = (map.address.1 - map.address.0).min(MAX_TEXT_BYTES);
+            let (call, own) = gadgets_in(memory, map.address.0, len)?;
+            let call = call?;
             let restorer = own.or_else(|| vdso_restorer(memory, maps))?;
             Some(Gadgets { call, restorer })
         })
+}
+
+/// The call and the restorer, the first of each in `len` bytes from `start` on, as far as they are there. Read in pieces:
+/// they are near the beginning of a C library. `None` if it cannot be read before both are found.
+fn gadgets_in(memory: &impl RemoteMemory, start: u64, len: u64) -> Option<(Option<u64>, Option<u64>)> {
+    const PIECE: u64 = 64 << 10;
+    let overlap = arch::CALL_GADGET.len().max(arch::RESTORER_GADGET.len()) as u64;
+    let (mut call, mut restorer) = (None, None);
+    for at in (0..len).step_by(PIECE as usize) {
+        let bytes = memory
+            .read_vec(RemoteAddr(start + at), (PIECE + overlap).min(len - at) as usize)
+            .ok()?;
+        let in_text = |wanted| find(&bytes, wanted).map(|place| start + at + place);
+        call = call.or_else(|| in_text(arch::CALL_GADGET));
+        restorer = restorer.or_else(|| in_text(arch::RESTORER_GADGET));
+        if call.is_some() && restorer.is_some() {
+            break;
+        }
+    }
+    Some((call, restorer))
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<u64> {
@@ -195,4 +214,36 @@ pub fn stacks(maps: &[MemoryMap]) -> Vec<Stack> {
             })
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_found_wherever_they_are() {
+        let own = ProcessMemory::new(i32::try_from(std::process::id()).unwrap());
+        let len = 200 << 10;
+        for place in [
+            0,
+            100,
+            (64 << 10) - 2,
+            (128 << 10) - 1,
+            len - arch::RESTORER_GADGET.len(),
+        ] {
+            let mut text = vec![0_u8; len];
+            text[place..place + arch::RESTORER_GADGET.len()].copy_from_slice(arch::RESTORER_GADGET);
+            let start = text.as_ptr().addr() as u64;
+            assert_eq!(
+                gadgets_in(&own, start, len as u64),
+                Some((None, Some(start + place as u64)))
+            );
+            let other = if place < 50 << 10 { 70 << 10 } else { 40 << 10 };
+            text[other..other + arch::CALL_GADGET.len()].copy_from_slice(arch::CALL_GADGET);
+            assert_eq!(
+                gadgets_in(&own, start, len as u64),
+                Some((Some(start + other as u64), Some(start + place as u64)))
+            );
+        }
+    }
 }

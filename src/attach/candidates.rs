@@ -1,19 +1,25 @@
-//! All Python processes of the host, for `pyheap list` and for choosing a target.
+//! All Python processes of the host, for `pyheap ps` and for choosing a target.
 //!
 //! Cheap first: a process is looked into only when the name of its executable or of a mapped file says Python, or its
 //! executable has the section that an interpreter within it leaves there (from 3.10). pyheap itself and its ancestors are
 //! never listed: a script that runs pyheap waits for it.
 
 use super::elf::ElfFile;
+use super::place::Place;
 use super::preflight;
-use super::process::{self, Facts, MemoryUse};
+use super::process::{self, Facts, MemoryUse, ProcessId};
 use super::rooted::open_regular;
+use super::session;
 use crate::frames::PyVersion;
 use procfs::process::Process;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The command line is cut to this many characters.
 const COMMAND_CHARS: usize = 100;
+/// What patterns are matched with.
+pub const WHOLE_COMMAND_CHARS: usize = 16 << 10;
 
 /// A process that is, or seems to be, Python.
 #[derive(Debug, Clone)]
@@ -24,10 +30,24 @@ pub struct Candidate {
     pub version: Option<PyVersion>,
     /// Its command line, cut.
     pub command: String,
+    /// The same, for patterns: cut only where it is absurdly long.
+    pub whole_command: String,
     /// Its resident memory, in bytes.
     pub rss_bytes: u64,
     /// How long ago it began.
     pub age: Option<Duration>,
+    /// Number and start time.
+    pub id: ProcessId,
+    /// Its number in its own pid namespace.
+    pub inside_pid: i32,
+    /// The effective user id.
+    pub uid: u32,
+    /// How many threads it has.
+    pub threads: u64,
+    /// Its container, pod or cgroup.
+    pub place: Place,
+    /// The pyheap that records it.
+    pub recorded_by: Option<u32>,
     /// Whether pyheap can attach to it, or the one line that says why not.
     pub attachable: Result<(), String>,
 }
@@ -40,7 +60,7 @@ pub fn list() -> Vec<Candidate> {
         return Vec::new();
     };
     let mut pids: Vec<i32> = all.flatten().map(|process| process.pid()).collect();
-    pids.retain(|pid| !family.contains(pid) && looks_like_python(*pid));
+    pids.retain(|pid| !family.contains(pid) && looks_like_python(*pid) && !pyheap_injector::copy::is_copy(*pid));
     pids.sort_unstable();
     pids.into_iter().filter_map(candidate).collect()
 }
@@ -50,14 +70,25 @@ fn candidate(pid: i32) -> Option<Candidate> {
     if facts.is_gone() {
         return None;
     }
-    let checked = preflight::look(pid);
+    let checked = preflight::survey(pid);
+    let attachable = match &checked {
+        Err(refusal) => Err(with_causes(refusal)),
+        Ok(target) => session::allowed(target).map_err(|error| error.to_string()),
+    };
     Some(Candidate {
         pid,
+        id: facts.id,
+        inside_pid: facts.namespace_pids.last().copied().unwrap_or(pid),
+        uid: facts.effective_uid,
+        threads: facts.threads,
+        place: Place::of(pid),
+        recorded_by: checked.as_ref().ok().and_then(|_| session::recorder_of(pid)),
         version: checked.as_ref().ok().map(|target| target.interpreter.version),
         command: facts.short_command(COMMAND_CHARS),
+        whole_command: facts.short_command(WHOLE_COMMAND_CHARS),
         rss_bytes: MemoryUse::of(pid).map_or(0, |memory| memory.rss_bytes),
         age: facts.age,
-        attachable: checked.map(|_| ()).map_err(|refusal| with_causes(&refusal)),
+        attachable,
     })
 }
 
@@ -84,11 +115,24 @@ pub fn looks_like_python(pid: i32) -> bool {
     }
 }
 
-/// Only the list of sections is read: symbols would be too much for every process of a host.
+/// Only the list of sections is read: symbols would be too much for every process of a host. Many processes share a program, so
+/// the answer is kept by device, inode and time of change.
 fn holds_interpreter(pid: i32) -> bool {
-    let file = open_regular(format!("/proc/{pid}/exe").as_ref());
-    let elf = file.ok().and_then(|file| ElfFile::open(file).ok());
-    elf.is_some_and(|elf| elf.section(".PyRuntime").is_some())
+    use std::os::unix::fs::MetadataExt as _;
+    static SEEN: Mutex<BTreeMap<(u64, u64, i64, i64), bool>> = Mutex::new(BTreeMap::new());
+    const MOST: usize = 4096;
+    let Ok(file) = open_regular(format!("/proc/{pid}/exe").as_ref()) else {
+        return false;
+    };
+    let Ok(of) = file.metadata() else { return false };
+    let key = (of.dev(), of.ino(), of.ctime(), of.ctime_nsec());
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if seen.len() > MOST {
+        seen.clear();
+    }
+    *seen
+        .entry(key)
+        .or_insert_with(|| ElfFile::open(file).is_ok_and(|elf| elf.section(".PyRuntime").is_some()))
 }
 
 /// `_json.cpython-312-x86_64-linux-gnu.so`: an interpreter under another name has loaded it.

@@ -20,15 +20,13 @@ pub struct Family {
 }
 
 impl Family {
-    /// The family of `root`.
+    /// The family of `root`; nobody is known until the first look.
     #[must_use]
-    pub fn of(root: i32) -> Self {
-        let mut family = Self {
+    pub const fn of(root: i32) -> Self {
+        Self {
             root,
             known: BTreeMap::new(),
-        };
-        family.look();
-        family
+        }
     }
 
     /// Looks who is new and who is gone. The descendants that live.
@@ -60,10 +58,12 @@ pub struct Outcome {
 
 /// True if `pid` carries a shim that nobody uses.
 fn carries_copy(pid: i32) -> bool {
-    regions(pid).iter().any(|found| match found {
-        Found::Region(identity) => session::user_of(pid, identity).is_none(),
-        Found::Empty { .. } => true,
-    })
+    let has_copies = !pyheap_injector::copy::find(pid).is_empty();
+    has_copies
+        || regions(pid).iter().any(|found| match found {
+            Found::Region(identity) => session::user_of(pid, identity).is_none(),
+            Found::Empty { .. } => true,
+        })
 }
 
 /// Takes the shims that nobody uses out of `pids`. A process that has forked without exec has the `interpreter` of its
@@ -104,6 +104,7 @@ fn cure_one(pid: i32, interpreter: Option<&Interpreter>) -> Option<String> {
         Ok(cured) => cured.into_iter().find_map(|one| match one {
             Cured::Gone | Cured::InUse { .. } => None,
             Cured::Inert(why) => Some(why.to_string()),
+            Cured::Copy(error) => Some(chain(&error)),
             Cured::OtherProtocol { protocol } => Some(format!(
                 "it has hooks of another version of pyheap (protocol {protocol})"
             )),

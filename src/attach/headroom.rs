@@ -31,21 +31,50 @@ const V1: Names = Names {
     files: ["total_active_file", "total_inactive_file"],
 };
 
+const PROCESSES_V2: Names = Names {
+    roots: V2.roots,
+    limit: "pids.max",
+    used: "pids.current",
+    files: ["", ""],
+};
+
+const PROCESSES_V1: Names = Names {
+    roots: &["/sys/fs/cgroup/pids"],
+    limit: "pids.max",
+    used: "pids.current",
+    files: ["", ""],
+};
+
+/// How many tasks the cgroups of `pid` may get more; `None` where there is no limit, or it cannot be told.
+#[must_use]
+pub fn processes(pid: i32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    groups(&text, "pids", [&PROCESSES_V2, &PROCESSES_V1])
+        .filter_map(|(names, path)| nearest(names, path))
+        .min()
+}
+
 /// Bytes until the nearest limit of a memory cgroup of `pid`; `None` where there is none, or it cannot be told.
 #[must_use]
 pub fn of(pid: i32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    groups(&text).filter_map(|(names, path)| nearest(names, path)).min()
+    groups(&text, "memory", [&V2, &V1])
+        .filter_map(|(names, path)| nearest(names, path))
+        .min()
 }
 
-/// The lines of `/proc/PID/cgroup` that are about memory: `0::/path` is version 2, `N:…,memory,…:/path` version 1.
-fn groups(text: &str) -> impl Iterator<Item = (&'static Names, &str)> {
-    text.lines().filter_map(|line| {
+/// The lines of `/proc/PID/cgroup` that are about `wanted`: `0::/path` is version 2, `N:…,memory,…:/path` version 1.
+fn groups<'a>(
+    text: &'a str,
+    wanted: &'a str,
+    [v2, v1]: [&'static Names; 2],
+) -> impl Iterator<Item = (&'static Names, &'a str)> {
+    text.lines().filter_map(move |line| {
         let mut parts = line.splitn(3, ':');
         let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
         match (number, controllers) {
-            ("0", "") => Some((&V2, path)),
-            (_, list) if list.split(',').any(|name| name == "memory") => Some((&V1, path)),
+            ("0", "") => Some((v2, path)),
+            (_, list) if list.split(',').any(|name| name == wanted) => Some((v1, path)),
             _ => None,
         }
     })
@@ -90,7 +119,9 @@ mod tests {
     #[test]
     fn both_versions_are_told_apart() {
         let text = "5:devices:/\n4:cpu,memory:/a/b\n0::/c\n";
-        let found: Vec<_> = groups(text).map(|(names, path)| (names.limit, path)).collect();
+        let found: Vec<_> = groups(text, "memory", [&V2, &V1])
+            .map(|(names, path)| (names.limit, path))
+            .collect();
         assert_eq!(found, [("memory.limit_in_bytes", "/a/b"), ("memory.max", "/c")]);
     }
 

@@ -110,6 +110,29 @@ impl Interpreter {
         phase(mem, self.runtime, &self.layout)
     }
 
+    /// Whether its remote debugging is switched on: `PYTHON_DISABLE_REMOTE_DEBUG` and `-X disable-remote-debug` switch it off, from
+    /// 3.14 on. `None` before, and where it cannot be told.
+    #[must_use]
+    pub fn remote_debugging(&self, mem: &impl RemoteMemory) -> Option<bool> {
+        // `_Py_DebugOffsets.debugger_support.remote_debugging_enabled`, which tells where `config.remote_debug` is:
+        // https://github.com/python/cpython/blob/v3.14.0/Include/internal/pycore_debug_offsets.h
+        let word = match (self.version.major, self.version.minor) {
+            (3, 14) => 91,
+            (3, 15) => 107,
+            _ => return None,
+        };
+        let main = mem
+            .read_u64(self.runtime.checked_add(self.layout.runtime.interpreters_main)?)
+            .ok()?;
+        let offset = mem.read_u64(self.runtime.checked_add(word * 8)?).ok()?;
+        let offset = Some(offset).filter(|offset| (1..1 << 20).contains(offset))?;
+        match mem.read_u32(RemoteAddr(main).checked_add(offset)?).ok()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+
     /// The version, and what kind of build it is: `3.14.9, free-threaded`.
     #[must_use]
     pub fn description(&self) -> String {

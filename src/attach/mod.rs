@@ -7,14 +7,19 @@
 
 pub mod candidates;
 pub mod cgroup;
+pub mod condition;
+pub mod crowd;
 pub mod debug_file;
+pub mod doctor;
 pub mod elf;
 pub mod family;
 pub mod find_error;
+pub mod frozen;
 pub mod headroom;
 pub mod interpreter;
 pub mod module;
 mod own_state;
+pub mod place;
 pub mod preflight;
 pub mod privileges;
 pub mod process;

@@ -164,6 +164,17 @@ pub enum NoPermission {
     /// `kernel.yama.ptrace_scope` is 3.
     #[error("the kernel forbids tracing until the next boot (kernel.yama.ptrace_scope is 3)")]
     YamaNobody,
+    /// It has forbidden to be looked into, or has changed its user.
+    #[error(
+        "it is not dumpable (it has changed its user or asked for that with prctl): run pyheap with sudo, in a container with --cap-add=SYS_PTRACE"
+    )]
+    NotDumpable,
+    /// It may do what pyheap may not.
+    #[error("it has capabilities that pyheap lacks: run pyheap with sudo, in a container with --cap-add=SYS_PTRACE")]
+    Capabilities,
+    /// It is in a user namespace that is none of ours.
+    #[error("it is in a user namespace in which pyheap has no rights: run pyheap as root on the host")]
+    UserNamespace,
     /// Something else.
     #[error(
         "it has privileges that pyheap lacks, or a security profile forbids it: run pyheap with sudo, in a container with --cap-add=SYS_PTRACE"
@@ -203,23 +214,65 @@ impl Refusal {
 /// # Errors
 /// With the first reason why not.
 pub fn check(pid: i32) -> Result<Target, Refusal> {
-    let target = look(pid)?;
-    if !pyheap_injector::arch::CAN_ENTER {
-        return Err(Refusal::Processor { pid });
-    }
-    if target.facts.state == 'T' {
-        return Err(Refusal::Stopped { pid });
-    }
-    if target.facts.kinds.iter().any(|kind| kind.shadow_stack) {
-        return Err(Refusal::ShadowStack { pid });
-    }
-    address_space(pid)?;
-    seccomp::check_kinds(pid, &target.facts.kinds).map_err(|why| Refusal::Seccomp { pid, why })?;
+    let target = survey(pid)?;
+    seccomp::check_kinds(pid, &target.facts.kinds, seccomp::Purpose::Infect)
+        .map_err(|why| Refusal::Seccomp { pid, why })?;
     Ok(target)
 }
 
+/// As [`check`], for a copy of the process ([`super::frozen`]) rather than for hooks: what that needs of the kernel is another
+/// thing.
+///
+/// # Errors
+/// With the first reason why not.
+pub fn check_for_copy(pid: i32) -> Result<Target, Refusal> {
+    let target = look(pid)?;
+    for check in [processor, not_stopped, no_shadow_stack] {
+        check(&target.facts)?;
+    }
+    seccomp::check_kinds(pid, &target.facts.kinds, seccomp::Purpose::Copy)
+        .map_err(|why| Refusal::Seccomp { pid, why })?;
+    Ok(target)
+}
+
+/// As [`check`], but for seccomp's filters: touches nothing at all.
+///
+/// # Errors
+/// With the first reason why not.
+pub fn survey(pid: i32) -> Result<Target, Refusal> {
+    let target = look(pid)?;
+    for check in STATE_CHECKS {
+        check(&target.facts)?;
+    }
+    Ok(target)
+}
+
+/// What must hold of a Python that runs, besides its interpreter, and can be seen from outside. `pyheap doctor` asks the same.
+pub(super) const STATE_CHECKS: [Check; 4] = [processor, not_stopped, no_shadow_stack, address_space];
+
+type Check = fn(&Facts) -> Result<(), Refusal>;
+
+fn processor(facts: &Facts) -> Result<(), Refusal> {
+    let pid = facts.id.pid;
+    pyheap_injector::arch::CAN_ENTER
+        .then_some(())
+        .ok_or(Refusal::Processor { pid })
+}
+
+fn not_stopped(facts: &Facts) -> Result<(), Refusal> {
+    let pid = facts.id.pid;
+    (facts.state != 'T').then_some(()).ok_or(Refusal::Stopped { pid })
+}
+
+fn no_shadow_stack(facts: &Facts) -> Result<(), Refusal> {
+    let pid = facts.id.pid;
+    let has_one = facts.kinds.iter().any(|kind| kind.shadow_stack);
+    (!has_one).then_some(()).ok_or(Refusal::ShadowStack { pid })
+}
+
 /// Refuses where `RLIMIT_AS` has no room for the hooks.
-fn address_space(pid: i32) -> Result<(), Refusal> {
+fn address_space(facts: &Facts) -> Result<(), Refusal> {
+    let pid = facts.id.pid;
     use procfs::process::LimitValue;
     let tid = reachable(pid);
     let Ok(process) = Process::new(tid) else { return Ok(()) };
@@ -283,6 +336,17 @@ fn ended(pid: i32) -> Option<Refusal> {
 }
 
 fn examine(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
+    let facts = alive(pid)?;
+    may_look(&facts)?;
+    if purpose == Purpose::Attach {
+        untraced(&facts)?;
+    }
+    let interpreter = python(&facts, purpose == Purpose::Read)?;
+    Ok(Target { facts, interpreter })
+}
+
+/// A process that is there, and a program.
+pub(super) fn alive(pid: i32) -> Result<Facts, Refusal> {
     let facts = Facts::of(pid).map_err(|source| proc_error(pid, source))?;
     let name = || facts.printable_name();
     if facts.thread_group != pid {
@@ -291,8 +355,7 @@ fn examine(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
         return Err(Refusal::Thread { tid, pid });
     }
     // By another thread where the main one has ended before the rest.
-    let tid = reachable(pid);
-    if facts.is_gone() && tid == pid {
+    if facts.is_gone() && reachable(pid) == pid {
         let state = facts.state;
         return Err(Refusal::Ended {
             pid,
@@ -303,22 +366,32 @@ fn examine(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
     if facts.is_kernel_thread {
         return Err(Refusal::KernelThread { pid, name: name() });
     }
-    may_look(&facts)?;
-    if let Some(tracer) = facts.tracer.as_ref().filter(|_| purpose == Purpose::Attach) {
-        return Err(Refusal::Traced {
-            pid,
+    Ok(facts)
+}
+
+/// Nobody traces it.
+pub(super) fn untraced(facts: &Facts) -> Result<(), Refusal> {
+    match &facts.tracer {
+        Some(tracer) => Err(Refusal::Traced {
+            pid: facts.id.pid,
             tracer: tracer.name.clone(),
             tracer_pid: tracer.pid,
-        });
+        }),
+        None => Ok(()),
     }
-    let interpreter = interpreter::find(tid).map_err(|error| match error {
+}
+
+/// A Python that we know, and that runs; one that shuts down if `even_finalizing`.
+pub(super) fn python(facts: &Facts, even_finalizing: bool) -> Result<Interpreter, Refusal> {
+    let pid = facts.id.pid;
+    let interpreter = interpreter::find(reachable(pid)).map_err(|error| match error {
         FindError::Maps { source, .. } => proc_error(pid, source),
         other => Refusal::Python(other),
     })?;
     let mem = ProcessMemory::new(pid);
     match interpreter.phase(&mem) {
         Ok(Phase::Running) => {}
-        Ok(Phase::Finalizing) if purpose == Purpose::Read => {}
+        Ok(Phase::Finalizing) if even_finalizing => {}
         Ok(Phase::Finalizing) => return Err(Refusal::Finalizing { pid }),
         Ok(Phase::NotInitialised) => {
             let version = interpreter.version;
@@ -326,7 +399,7 @@ fn examine(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
         }
         Err(source) => return Err(FindError::Memory { pid, source }.into()),
     }
-    Ok(Target { facts, interpreter })
+    Ok(interpreter)
 }
 
 fn proc_error(pid: i32, source: ProcError) -> Refusal {
@@ -343,7 +416,7 @@ fn proc_error(pid: i32, source: ProcError) -> Refusal {
 }
 
 /// Reads one byte of the process: the kernel asks the same questions for it as for ptrace.
-fn may_look(facts: &Facts) -> Result<(), Refusal> {
+pub(super) fn may_look(facts: &Facts) -> Result<(), Refusal> {
     let pid = facts.id.pid;
     let denied = || Refusal::NotPermitted {
         pid,
@@ -374,6 +447,7 @@ fn may_look(facts: &Facts) -> Result<(), Refusal> {
 fn why_not(facts: &Facts) -> NoPermission {
     let me = Process::myself().and_then(|me| me.status()).ok();
     let privileged = me.as_ref().is_some_and(|me| me.capeff >> CAP_SYS_PTRACE & 1 == 1);
+    let me_permitted = me.as_ref().map(|me| me.capprm);
     let owners = [facts.real_uid, facts.effective_uid];
     if let Some(me) = me.filter(|_| !privileged)
         && let Some(owner) = owners.into_iter().find(|uid| *uid != me.euid)
@@ -385,6 +459,27 @@ fn why_not(facts: &Facts) -> NoPermission {
         "3" => NoPermission::YamaNobody,
         "2" if !privileged => NoPermission::YamaAdministrators,
         "1" if !privileged => NoPermission::YamaParents,
+        _ => why_privileges(facts, me_permitted),
+    }
+}
+
+/// What sets a process of our own user apart, as far as everybody may see it.
+fn why_privileges(facts: &Facts, ours: Option<u64>) -> NoPermission {
+    use std::os::unix::fs::MetadataExt as _;
+    let pid = facts.id.pid;
+    let map = |of: &str| std::fs::read_to_string(format!("/proc/{of}/uid_map")).ok();
+    if map("self") != map(&pid.to_string()) {
+        return NoPermission::UserNamespace;
+    }
+    let status = Process::new(pid).and_then(|process| process.status());
+    let theirs = status.map_or(0, |status| status.capprm);
+    if ours.is_some_and(|ours| theirs & !ours != 0) {
+        return NoPermission::Capabilities;
+    }
+    // The kernel gives what is in /proc/PID of a process that is not dumpable to root.
+    let file = std::fs::metadata(format!("/proc/{pid}/status"));
+    match file {
+        Ok(file) if file.uid() != facts.effective_uid => NoPermission::NotDumpable,
         _ => NoPermission::Privileges,
     }
 }

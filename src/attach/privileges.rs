@@ -35,6 +35,13 @@ pub fn drop_unneeded() {
     let _ = caps::clear(None, CapSet::Inheritable);
 }
 
+/// Drops all capabilities of the calling thread, as far as that is possible: it needs none.
+pub fn drop_all() {
+    for set in [CapSet::Effective, CapSet::Permitted, CapSet::Inheritable] {
+        let _ = caps::clear(None, set);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

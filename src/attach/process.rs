@@ -274,9 +274,10 @@ pub fn parents() -> Vec<(i32, i32)> {
     let Ok(all) = procfs::process::all_processes() else {
         return Vec::new();
     };
-    all.flatten()
-        .filter_map(|process| Some((process.pid(), process.stat().ok()?.ppid)))
-        .collect()
+    let stats = all.flatten().filter_map(|process| process.stat().ok());
+    // A frozen copy is nobody's program.
+    let programs = stats.filter(|stat| stat.exit_signal != Some(0) || stat.comm != pyheap_injector::copy::NAME);
+    programs.map(|stat| (stat.pid, stat.ppid)).collect()
 }
 
 /// The descendants of `pid`, nearest first.

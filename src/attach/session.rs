@@ -4,6 +4,7 @@
 //! what another pyheap left behind. Dropping a session detaches as well, so that an error or a panic on the way does
 //! not leave hooks in the target.
 
+use super::frozen;
 use super::interpreter::Interpreter;
 use super::preflight::Target;
 use super::process::ProcessId;
@@ -11,6 +12,7 @@ use super::thread_number;
 use crate::frames::Layout;
 use crate::frames::layout::TopFrame;
 use procfs::process::{MMapPath, MemoryMap};
+use pyheap_injector::copy::CopyError;
 use pyheap_injector::cure::{self, Cure, CureError, Inert};
 use pyheap_injector::hijack::Hijacked;
 use pyheap_injector::image::ImageError;
@@ -38,7 +40,13 @@ const MAX_DATA_BYTES: u64 = 64 << 20;
 /// Most bytes of address space that the shim takes in a target.
 #[must_use]
 pub fn region_bytes() -> u64 {
-    Image::parse(SHIM).map_or(0, |image| Plan::new(&image, Sizes::default()).len)
+    region_bytes_of(Sizes::default())
+}
+
+/// Bytes of address space that the shim takes in a target with tables of these sizes.
+#[must_use]
+pub fn region_bytes_of(sizes: Sizes) -> u64 {
+    Image::parse(SHIM).map_or(0, |image| Plan::new(&image, sizes).len)
 }
 
 /// What to record.
@@ -50,6 +58,8 @@ pub struct Options {
     pub domains: u32,
     /// Sizes of the tables.
     pub sizes: Sizes,
+    /// Also where the interpreter's remote debugging is switched off.
+    pub even_if_disabled: bool,
 }
 
 impl Default for Options {
@@ -58,6 +68,7 @@ impl Default for Options {
             period: DEFAULT_PERIOD,
             domains: 7,
             sizes: Sizes::default(),
+            even_if_disabled: false,
         }
     }
 }
@@ -76,6 +87,14 @@ pub enum AttachError {
         pid: i32,
         /// The other pyheap.
         owner: u32,
+    },
+    /// Whoever started it does not want it.
+    #[error(
+        "the Python in process {pid} was started with remote debugging disabled (PYTHON_DISABLE_REMOTE_DEBUG, -X disable-remote-debug, or a build without it), which pyheap honours: --even-if-remote-debug-disabled overrides that"
+    )]
+    Disabled {
+        /// The target.
+        pid: i32,
     },
     /// Another pyheap is attaching or detaching at this moment.
     #[error("another pyheap is just attaching to process {pid}, or leaving it; try again")]
@@ -168,7 +187,7 @@ impl AttachError {
 /// it is free only when the last of them is gone. The name of an abstract socket: it needs no file and is gone with its
 /// holders.
 #[derive(Debug)]
-struct Lock {
+pub(super) struct Lock {
     _socket: std::os::unix::net::UnixDatagram,
 }
 
@@ -177,7 +196,7 @@ impl Lock {
     const PATIENCE: Duration = Duration::from_millis(1500);
 
     /// Takes the lock of process `id`, if it is free within `patience`; `None` when another one has it.
-    fn take(id: ProcessId, patience: Duration) -> std::io::Result<Option<Self>> {
+    pub(super) fn take(id: ProcessId, patience: Duration) -> std::io::Result<Option<Self>> {
         use std::os::linux::net::SocketAddrExt;
         let name = format!("pyheap/{}/{}", id.pid, id.start_time);
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
@@ -194,7 +213,7 @@ impl Lock {
 }
 
 /// Takes the lock of the target, or says who has it. (Who holds it in another network namespace, [`clear_stale`] finds.)
-fn lock(id: ProcessId) -> Result<Lock, AttachError> {
+pub(super) fn lock(id: ProcessId) -> Result<Lock, AttachError> {
     let pid = id.pid;
     for patience in [Duration::ZERO, Lock::PATIENCE] {
         match Lock::take(id, patience) {
@@ -207,7 +226,7 @@ fn lock(id: ProcessId) -> Result<Lock, AttachError> {
 }
 
 /// Refuses when a living pyheap has a region in `pid`.
-fn recorded_by_another(pid: i32) -> Result<(), AttachError> {
+pub(super) fn recorded_by_another(pid: i32) -> Result<(), AttachError> {
     for found in regions(pid) {
         if let Found::Region(identity) = found
             && let Some(owner) = user_of(pid, &identity)
@@ -240,9 +259,14 @@ impl Session {
     pub fn attach(target: Target, options: Options) -> Result<Self, AttachError> {
         let pid = target.facts.id.pid;
         let memory_error = |source| AttachError::Memory { pid, source };
+        if !options.even_if_disabled {
+            allowed(&target)?;
+        }
         let sizes = fitting(pid, options.sizes)?;
         let lock = lock(target.facts.id)?;
         clear_stale(pid, &target.interpreter)?;
+        // A zombie harms nobody: if it cannot go now, the next one tries again.
+        let _ = frozen::clear(pid);
         let infect_error = |source| AttachError::Infect { pid, source };
         let image = Image::parse(SHIM)?;
         let own = ProcessId::of(i32::try_from(std::process::id()).unwrap_or(0));
@@ -422,12 +446,21 @@ impl Drop for Session {
     }
 }
 
+/// Refuses where the interpreter's own switch against remote debugging (from 3.14) is off.
+pub(super) fn allowed(target: &Target) -> Result<(), AttachError> {
+    let pid = target.facts.id.pid;
+    match target.interpreter.remote_debugging(&ProcessMemory::new(pid)) {
+        Some(false) => Err(AttachError::Disabled { pid }),
+        _ => Ok(()),
+    }
+}
+
 /// Headroom of a memory cgroup from which on the tables have the size that was asked for, and below which there are none.
 const AMPLE: u64 = 128 << 20;
 const TOO_LITTLE: u64 = 6 << 20;
 
 /// Sizes that the target's memory cgroup has room for: in a narrow one those that take 2 MiB when they are full.
-fn fitting(pid: i32, wanted: Sizes) -> Result<Sizes, AttachError> {
+pub(super) fn fitting(pid: i32, wanted: Sizes) -> Result<Sizes, AttachError> {
     match super::headroom::of(pid) {
         Some(left) if left < TOO_LITTLE => Err(AttachError::NoMemory { pid, left }),
         Some(left) if left < AMPLE => Ok(Sizes {
@@ -781,6 +814,21 @@ fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
     (heartbeat()? != before).then_some(identity.owner_pid)
 }
 
+/// The pyheap that records `pid`, if its process is to be seen from here: no waiting for heartbeats.
+#[must_use]
+pub fn recorder_of(pid: i32) -> Option<u32> {
+    regions(pid).iter().find_map(|found| match found {
+        Found::Region(identity) if !is_copy(pid, identity) => {
+            let owner = ProcessId {
+                pid: i32::try_from(identity.owner_pid).ok()?,
+                start_time: identity.owner_start,
+            };
+            owner.is_alive().then_some(identity.owner_pid)
+        }
+        _ => None,
+    })
+}
+
 /// The live pyheap that uses a region of `pid`; none for a forked child's copy, which nobody uses.
 #[must_use]
 pub fn user_of(pid: i32, identity: &Identity) -> Option<u32> {
@@ -814,6 +862,8 @@ pub enum Cured {
         /// Its protocol.
         protocol: u32,
     },
+    /// A frozen copy of the process is left.
+    Copy(CopyError),
 }
 
 /// Takes out everything that pyheaps which are no more have left in `pid`.
@@ -839,6 +889,13 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
             free.push(found);
         }
     }
+    if lock.is_some() {
+        match frozen::clear(pid) {
+            Ok(0) => {}
+            Ok(_) => done.push(Cured::Gone),
+            Err(error) => done.push(Cured::Copy(error)),
+        }
+    }
     for outcome in cure_regions(pid, interpreter, &free) {
         done.push(match outcome? {
             Cure::Clean(_) => Cured::Gone,
@@ -848,8 +905,17 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
     Ok(done)
 }
 
-/// The shim's configuration for this target.
-fn config(infection: &Infection, target: &Target, options: Options) -> Result<Config, AttachError> {
+/// What the shim calls or writes in the interpreter.
+pub(super) struct Entries {
+    current_tstate: RemoteAddr,
+    /// Where the allocators are, where they are stored directly.
+    table: Option<u64>,
+    get: RemoteAddr,
+    set: RemoteAddr,
+}
+
+/// Finds these, or says which is missing.
+pub(super) fn entries(target: &Target) -> Result<Entries, AttachError> {
     let pid = target.facts.id.pid;
     let interpreter = &target.interpreter;
     let symbols = &interpreter.symbols;
@@ -876,6 +942,25 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
             need(symbols.set_allocator, "PyMem_SetAllocator")?,
         )
     };
+    Ok(Entries {
+        current_tstate,
+        table,
+        get,
+        set,
+    })
+}
+
+/// The shim's configuration for this target.
+fn config(infection: &Infection, target: &Target, options: Options) -> Result<Config, AttachError> {
+    let pid = target.facts.id.pid;
+    let interpreter = &target.interpreter;
+    let symbols = &interpreter.symbols;
+    let Entries {
+        current_tstate,
+        table,
+        get,
+        set,
+    } = entries(target)?;
     let text = interpreter
         .text
         .iter()

@@ -17,8 +17,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Pause between two looks at the ring: most of what pyheap costs is waking up for them.
 pub const PAUSE: Duration = Duration::from_millis(10);
-/// The same while little comes.
-const CALM_PAUSE: Duration = Duration::from_millis(20);
 /// Little: this share of the ring.
 const CALM_SHARE: u64 = 64;
 /// The table is copied this often at most: it can be tens of MiB, and when the ring overflows it does so all the time.
@@ -144,7 +142,8 @@ impl Drain {
     }
 
     /// Drains until `stop` is set, then once more to the end.
-    pub fn run(mut self, out: &Sender<Chunk>, stop: &AtomicBool) -> Ended {
+    /// While little comes, pauses get longer, up to `calm`.
+    pub fn run(mut self, out: &Sender<Chunk>, stop: &AtomicBool, calm: Duration) -> Ended {
         let mut pause = PAUSE;
         loop {
             let stopping = stop.load(Ordering::Acquire);
@@ -154,14 +153,14 @@ impl Drain {
                 match self.round(out, stopping) {
                     Ok(bytes) if bytes > self.ring_len / BUSY_SHARE && !stopping => continue,
                     Ok(bytes) if bytes > self.ring_len / CALM_SHARE => pause = PAUSE,
-                    Ok(_) => pause = CALM_PAUSE,
+                    Ok(_) => pause = pause.saturating_mul(2).min(calm),
                     Err(ended) => return ended,
                 }
             }
             if stopping {
                 return Ended::Asked;
             }
-            std::thread::sleep(pause);
+            std::thread::park_timeout(pause);
         }
     }
 

@@ -1,11 +1,13 @@
 //! The files of a recording: one profile, or several in a row when the period changes, since a profile has one period.
 
 use super::live::KindCounts;
+use super::rotation::{Past, Rotation};
 use crate::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use crate::profile::names::{ProfileNames, SuffixStyle};
 use crate::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// What is being written.
@@ -23,6 +25,10 @@ pub struct Files {
     parts: u32,
     /// Events in those before the present one.
     events_before: u64,
+    rotation: Rotation,
+    past: Past,
+    /// Bytes of the present profile, for who decides when it is time for the next one.
+    bytes: Arc<AtomicU64>,
 }
 
 /// Files that are wanted in the middle of a recording.
@@ -65,7 +71,23 @@ impl Files {
             period,
             parts: 1,
             events_before: 0,
+            rotation: Rotation::default(),
+            past: Past::default(),
+            bytes: Arc::default(),
         })
+    }
+
+    /// The same files, of which old ones go as `rotation` says.
+    #[must_use]
+    pub fn rotated(mut self, rotation: Rotation) -> Self {
+        self.rotation = rotation;
+        self
+    }
+
+    /// How they are rotated, and where the size of the present profile stands.
+    #[must_use]
+    pub fn rotation(&self) -> (Rotation, Arc<AtomicU64>) {
+        (self.rotation, Arc::clone(&self.bytes))
     }
 
     /// Ends the present profile and begins the next: after `run` comes `run.2`.
@@ -86,7 +108,9 @@ impl Files {
         self.end(at, &EndReason::Continued { next: name(&base) });
         self.now.flush()?;
         self.events_before += self.now.event_count();
+        self.past.add(self.now.names().clone(), self.now.written_bytes());
         self.now = next;
+        self.tidy();
         self.begun = at;
         self.period = period;
         self.parts += 1;
@@ -116,7 +140,16 @@ impl Files {
     /// # Errors
     /// As there.
     pub fn flush(&mut self) -> Result<(), WriteError> {
-        self.now.flush()
+        self.now.flush()?;
+        self.tidy();
+        Ok(())
+    }
+
+    /// Tells how large the present profile is, and removes old ones.
+    fn tidy(&mut self) {
+        let bytes = self.now.written_bytes();
+        self.bytes.store(bytes, Ordering::Release);
+        self.past.prune(&self.rotation, bytes);
     }
 
     /// See [`ProfileWriter::add_trace`].

@@ -7,6 +7,7 @@ use super::memory::MemoryProbe;
 use super::names::Names;
 use super::period::{Limits, Seen, Watch};
 use super::resolve::{Event, Resolver, lock};
+use super::rotation::Rotation;
 use super::threads::Threads;
 use super::tree::NamedFrame;
 use super::types::Looker;
@@ -24,7 +25,7 @@ use pyheap_protocol::control::{Control, Counters, Doubled, GAP_UNIT, Identity};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -179,8 +180,13 @@ pub struct Recorder {
     stood_still: Duration,
     memory: MemoryProbe,
     last_memory: Option<MemorySample>,
+    /// It is looked at once in so many seconds.
+    memory_every: u64,
     /// Seconds for which the interpreter has been shutting down.
     finalizing: u32,
+    /// How files are rotated, the size of the present ones, and when they began.
+    rotation: (Rotation, Arc<AtomicU64>),
+    files_begun: Duration,
 }
 
 impl Recorder {
@@ -205,6 +211,7 @@ impl Recorder {
     ) -> std::io::Result<Self> {
         // From here on what is read is the target's.
         privileges::drop_unneeded();
+        let rotation = files.as_ref().map(Files::rotation).unwrap_or_default();
         let live = Arc::new(Mutex::new(Live::new(session.period())));
         let stop = Arc::new(AtomicBool::new(false));
         let failed = Arc::new(Mutex::new(None));
@@ -223,12 +230,13 @@ impl Recorder {
             places.slab_entries,
         );
         let (waiting, damaged) = (drain.waiting(), Arc::new(AtomicBool::new(false)));
+        let calm = limits.calm_pause(session.period());
         let drain = {
             let stop = Arc::clone(&stop);
             let to_resolver = to_resolver.clone();
             std::thread::Builder::new()
                 .name("drain".into())
-                .spawn(move || drain.run(&to_resolver, &stop))?
+                .spawn(move || drain.run(&to_resolver, &stop, calm))?
         };
         let resolver = {
             let out = to_writer.clone();
@@ -246,6 +254,7 @@ impl Recorder {
                 files,
                 period: session.period(),
                 is_save: false,
+                flush: FLUSH.saturating_mul(limits.company.clamp(1, 4)),
                 failed: Arc::clone(&failed),
                 saved: Arc::clone(&saved),
                 error: None,
@@ -260,7 +269,7 @@ impl Recorder {
             let stop = Arc::clone(&stop_looking);
             std::thread::Builder::new()
                 .name("types".into())
-                .spawn(move || looker.run(&stop))?
+                .spawn(move || looker.run(&stop, limits.company))?
         };
         Ok(Self {
             live,
@@ -287,7 +296,10 @@ impl Recorder {
             stood_still: Duration::ZERO,
             memory: MemoryProbe::new(session),
             last_memory: None,
+            memory_every: u64::from(limits.company / 8).clamp(1, 4),
             finalizing: 0,
+            rotation,
+            files_begun: Duration::ZERO,
         })
     }
 
@@ -333,10 +345,16 @@ impl Recorder {
         self.heartbeat += 1;
         let at = session.identity().base + offset_of!(Identity, heartbeat) as u64;
         let _ = memory.write(RemoteAddr(at), &self.heartbeat.to_le_bytes());
-        self.note_memory();
+        if self.heartbeat.is_multiple_of(self.memory_every) {
+            self.note_memory();
+        }
         self.note_losses(session);
         self.note_kinds();
         self.watch_cost(session);
+        let age = self.elapsed().saturating_sub(self.files_begun);
+        if self.rotation.0.is_due(age, self.rotation.1.load(Ordering::Acquire)) {
+            self.rotate();
+        }
         let gate = session.control(offset_of!(Control, gate));
         if memory.read_u64(gate).is_ok_and(|gate| gate == 0) {
             // The ring had been full for so long that the shim took us for gone. We are not: go on. What was allocated
@@ -415,6 +433,15 @@ impl Recorder {
         let _ = session.memory().write(at, wanted.as_bytes());
         let period = exact_bytes(period);
         self.notes.push(format!("from now on one sample in {period}: {why}"));
+    }
+
+    /// Ends the present files and begins new ones, with what is alive.
+    pub fn rotate(&mut self) {
+        let (at, period) = (self.elapsed(), self.period);
+        self.files_begun = at;
+        if let Some(resolver) = &self.to_resolver {
+            let _ = resolver.send(Chunk::Period { at, period });
+        }
     }
 
     /// What is to be told to the user since the last call.
@@ -535,7 +562,10 @@ impl Recorder {
             }
             self.stop.store(true, Ordering::Release);
             self.to_resolver = None;
-            let _ = self.drain.take().map(JoinHandle::join);
+            if let Some(drain) = self.drain.take() {
+                drain.thread().unpark();
+                let _ = drain.join();
+            }
             let _ = self.resolver.take().map(JoinHandle::join);
             all_here.store(true, Ordering::Release);
         });
@@ -622,13 +652,16 @@ struct Written {
     names: Option<ProfileNames>,
 }
 
-/// The writer thread: puts what comes into the files, if there are any, and brings those up to date twice a second.
+/// The writer thread: puts what comes into the files, if there are any, and brings those up to date twice a second, or less often in
+/// company.
 struct Writer {
     files: Option<Files>,
     /// That samples stand for at present, in bytes.
     period: u64,
     /// Whether the files are a save.
     is_save: bool,
+    /// The files are brought up to date this often.
+    flush: Duration,
     failed: Arc<Mutex<Option<String>>>,
     saved: Arc<Mutex<Saved>>,
     error: Option<WriteError>,
@@ -636,7 +669,7 @@ struct Writer {
 
 impl Writer {
     fn run(mut self, messages: &Receiver<Write>) -> Written {
-        let mut next_flush = Instant::now() + FLUSH;
+        let mut next_flush = Instant::now() + self.flush;
         loop {
             let message = messages.recv_timeout(next_flush.saturating_duration_since(Instant::now()));
             let ended = matches!(message, Err(RecvTimeoutError::Disconnected));
@@ -648,7 +681,7 @@ impl Writer {
             let buffered = self.files.as_ref().map_or(0, Files::buffered_bytes);
             let due = ended || Instant::now() >= next_flush || buffered >= FLUSH_BYTES;
             if due {
-                next_flush = Instant::now() + FLUSH;
+                next_flush = Instant::now() + self.flush;
             }
             let result = result.and_then(|()| match &mut self.files {
                 Some(files) if due && self.error.is_none() => files.flush(),

@@ -87,13 +87,15 @@ impl Looker {
         }
     }
 
-    /// Looks now and then, until `stop` is set.
+    /// Looks now and then, until `stop` is set. So many recordings share the time for it, in `company`.
     #[must_use]
-    pub fn run(mut self, stop: &AtomicBool) -> Self {
+    pub fn run(mut self, stop: &AtomicBool, company: u32) -> Self {
+        let company = company.max(1);
+        let pause = PAUSE.saturating_mul(company.min(4));
         while !stop.load(Ordering::Acquire) {
             let allowed = if self.waiting() > MANY { LONG_LOOK } else { ONE_LOOK };
-            self.look(MIN_AGE, allowed, PAUSE);
-            std::thread::park_timeout(PAUSE);
+            self.look(MIN_AGE, allowed * company.min(4) / company, PAUSE);
+            std::thread::park_timeout(pause);
         }
         self
     }

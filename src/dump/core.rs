@@ -389,8 +389,26 @@ impl Core {
         Some(read.map(|()| len))
     }
 
+    /// The process that left it.
+    pub const fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The beginning of its command line.
+    pub fn command(&self) -> &str {
+        &self.command
+    }
+
+    /// What it holds of the process's memory, in the order of addresses.
+    pub fn memory(&self) -> Vec<Range<u64>> {
+        self.segments.iter().map(|segment| segment.memory.clone()).collect()
+    }
+
     /// Finds the Python in it.
-    fn python(&self) -> Result<Interpreter, CoreError> {
+    ///
+    /// # Errors
+    /// When there is none, or none that is supported.
+    pub fn python(&self) -> Result<Interpreter, CoreError> {
         let program = self.program();
         let mut order: Vec<usize> = (0..self.files.len()).collect();
         let is_named = |index: usize| {

@@ -87,6 +87,21 @@ impl<M: RemoteMemory> Types<M> {
         blocks.map(|(address, size)| self.of_block(address, size)).collect()
     }
 
+    /// The name of the type at `address`, with its module unless that is `builtins`; `None` where there is no type. It is read
+    /// once.
+    pub fn name_at(&mut self, address: u64) -> Option<Arc<str>> {
+        self.type_at(address).map(|(_, name)| name)
+    }
+
+    /// The module of the type at `address`, as far as the type says one.
+    pub fn module_at(&mut self, address: u64) -> Option<String> {
+        let (head, name) = self.type_at(address)?;
+        if head.flags & flag::HEAP_TYPE == 0 {
+            return name.rsplit_once('.').map(|(module, _)| module.to_owned());
+        }
+        self.module(&head)
+    }
+
     fn of_block(&mut self, address: u64, size: u64) -> Option<Arc<str>> {
         let len = usize::try_from(size).unwrap_or(MAX_BEGIN).min(MAX_BEGIN);
         let begin = self.mem.read_vec(RemoteAddr(address), len).ok()?;
@@ -211,18 +226,23 @@ impl<M: RemoteMemory> Types<M> {
         proper(std::str::from_utf8(bytes.get(..end)?).ok()?)
     }
 
+    fn string(&self, at: RemoteAddr) -> Option<String> {
+        text::expect_type(&self.mem, at, &self.layout, "str").ok()?;
+        text::read_str(&self.mem, at, &self.layout).ok()
+    }
+
+    /// What a type that was made while the program ran says of its module.
+    fn module(&self, head: &Head) -> Option<String> {
+        let objects = Objects::new(&self.mem, &self.layout)?;
+        let module = objects.get(RemoteAddr(head.dict), "__module__").ok().flatten()?;
+        proper(&self.string(module)?)
+    }
+
     /// Module and qualified name of a type that was made while the program ran.
     fn qualified(&self, address: u64, head: &Head) -> Option<String> {
-        let string = |at: RemoteAddr| {
-            text::expect_type(&self.mem, at, &self.layout, "str").ok()?;
-            text::read_str(&self.mem, at, &self.layout).ok()
-        };
         let at = RemoteAddr(address).checked_add(self.at.type_qualname)?;
-        let name = proper(&string(self.mem.read_ptr(at).ok()?)?)?;
-        let objects = Objects::new(&self.mem, &self.layout)?;
-        let module = objects.get(RemoteAddr(head.dict), "__module__").ok().flatten();
-        let module = module.and_then(string).and_then(|module| proper(&module));
-        Some(match module {
+        let name = proper(&self.string(self.mem.read_ptr(at).ok()?)?)?;
+        Some(match self.module(head) {
             Some(module) if module != "builtins" => format!("{module}.{name}"),
             _ => name,
         })

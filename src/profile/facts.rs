@@ -104,7 +104,7 @@ pub enum EndReason {
     },
     /// The target replaced itself by another program (`execve`).
     TargetReplaced,
-    /// The recording goes on in other files, with another period.
+    /// The recording goes on in other files, which begin with what is alive.
     Continued {
         /// Their filebase, without directory.
         next: String,
@@ -183,7 +183,7 @@ impl End {
             ("target-killed", _, Some(signal), _) => format!("signal {signal} ended the target"),
             ("target-replaced", ..) => "the target replaced itself by another program".to_owned(),
             ("continued", ..) => match &self.next {
-                Some(next) => format!("it goes on in {next}, with a longer period"),
+                Some(next) => format!("it goes on in {next}"),
                 None => "it goes on in other files".to_owned(),
             },
             ("failed", _, _, Some(error)) => format!("the recording failed: {error}"),

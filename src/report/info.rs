@@ -195,7 +195,7 @@ pub fn describe_losses(losses: &Losses) -> String {
 }
 
 /// A time in the calendar, without a time zone database: UTC.
-fn utc(seconds: f64) -> String {
+pub(crate) fn utc(seconds: f64) -> String {
     let since = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs();
     let (days, rest) = (since / 86_400, since % 86_400);
     // Howard Hinnant's civil_from_days: years begin in March, so that the leap day is the last.

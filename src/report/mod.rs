@@ -3,7 +3,7 @@
 
 use crate::profile::model::{Live, StackFrame};
 
-mod base64;
+pub(crate) mod base64;
 pub mod diff;
 pub mod export;
 pub mod filter;
@@ -11,6 +11,7 @@ pub mod flame;
 pub mod human;
 pub mod info;
 pub mod leaks;
+pub mod merged;
 pub mod page;
 pub mod plot;
 pub mod top;

@@ -1,4 +1,5 @@
 //! What the user types and sees.
+pub mod audit;
 pub mod cli;
 pub mod live;
 pub mod output;

@@ -12,11 +12,13 @@
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 pub mod binomial;
+pub mod cgroup;
 pub mod chromium;
 pub mod golden;
 pub mod interpreters;
 pub mod lines;
 pub mod picture;
+pub mod pprof;
 pub mod pyheap;
 pub mod python;
 pub mod report;

@@ -64,6 +64,43 @@ pub enum Job {
         /// How much.
         len: u64,
     },
+    /// Makes a copy of the process that runs nothing but the stub: it lets go of all descriptors, names itself, sleeps and
+    /// ends. See [`crate::copy`].
+    Copy {
+        /// How long it sleeps: seconds.
+        seconds: u64,
+        /// And nanoseconds.
+        nanos: u64,
+        /// Its name, with a zero at the end.
+        name: [u8; 16],
+    },
+    /// Takes the exit status of such a copy that has ended, so that it is gone for good. Does nothing if it has not.
+    Reap {
+        /// Its pid, as the process sees it.
+        child: i32,
+    },
+}
+
+/// The most slots of [`STUB_BYTES`] that a stub takes.
+const MOST_SLOTS: usize = 2;
+
+/// The longest stub, in bytes.
+pub const LONGEST_STUB: usize = MOST_SLOTS * STUB_BYTES;
+
+impl Job {
+    /// How long its stub may be, in bytes.
+    #[must_use]
+    pub const fn room(&self) -> usize {
+        self.slots() * STUB_BYTES
+    }
+
+    /// And in slots.
+    const fn slots(&self) -> usize {
+        match self {
+            Self::Copy { .. } => MOST_SLOTS,
+            _ => 1,
+        }
+    }
 }
 
 /// The signals of a thread and its process, a bit each, as a stub needs them.

@@ -1,6 +1,6 @@
 //! x86-64: registers of a stopped thread, system-call restart, and the stubs.
 
-use super::{Call, Gadgets, Job, Signals};
+use super::{Call, Gadgets, Job, LONGEST_STUB, Signals};
 use libc::user_regs_struct;
 use nix::sys::ptrace;
 use nix::unistd::Pid;
@@ -11,7 +11,7 @@ pub type Registers = user_regs_struct;
 /// pyheap can enter processes on this machine.
 pub const CAN_ENTER: bool = true;
 
-/// Longest stub, in bytes; each has a slot of this size.
+/// A slot for a stub, in bytes. [`Job::Copy`] takes two of them.
 pub const STUB_BYTES: usize = 480;
 
 /// End of user space: with four levels of page tables, which is what a process gets that does not ask for more.
@@ -27,6 +27,12 @@ const SYS_MMAP: u64 = 9;
 const SYS_MPROTECT: u64 = 10;
 const SYS_MUNMAP: u64 = 11;
 const SYS_MUNLOCK: u64 = 150;
+const SYS_CLONE: u64 = 56;
+const SYS_WAIT4: u64 = 61;
+const SYS_PRCTL: u64 = 157;
+const SYS_CLOCK_NANOSLEEP: u64 = 230;
+const SYS_EXIT_GROUP: u64 = 231;
+const SYS_CLOSE_RANGE: u64 = 436;
 const SYS_RESTART: u64 = 219;
 
 const ERESTARTSYS: i64 = -512;
@@ -231,14 +237,14 @@ fn xsave_ends() -> &'static [u32; 63] {
 
 /// A stub in the making, on the stack: no allocation, since it is made between fork and exit.
 struct Code {
-    bytes: [u8; STUB_BYTES],
+    bytes: [u8; LONGEST_STUB],
     len: usize,
 }
 
 impl Code {
     fn put(&mut self, bytes: &[u8]) {
         for &byte in bytes {
-            // A stub that were too long would be cut; the tests run every kind.
+            // One that is too long is refused in the end.
             if let Some(place) = self.bytes.get_mut(self.len) {
                 *place = byte;
             }
@@ -303,6 +309,63 @@ impl Code {
         self.land(none);
     }
 
+    /// `lea rsi, [rip + distance]` or, for other registers, by the last byte: the address of the word at `offset`.
+    fn address_of(&mut self, offset: usize, modrm: u8) {
+        self.put(&[0x48, 0x8d, modrm]);
+        let distance = offset as i32 - (self.len as i32 + 4);
+        self.put(&distance.to_le_bytes());
+    }
+
+    /// Makes a child by a plain `clone`: memory copied on write, an exit signal of 0, and the table of descriptors shared.
+    /// The child takes an empty table of its own (so that what the program closes is closed), names itself, sleeps, and
+    /// ends. It never comes out of here: if even `exit_group` were refused, it would end by an illegal instruction.
+    fn copy(&mut self, seconds: u64, nanos: u64, name: [u8; 16]) {
+        const LEA_RSI: u8 = 0x35;
+        const LEA_RDX: u8 = 0x15;
+        let over_data = self.jump(0xeb);
+        let time = self.data(seconds);
+        self.data(nanos);
+        let at_name = self.len;
+        self.put(&name);
+        self.land(over_data);
+        self.put(&[0xbf]); // mov edi, flags; no exit signal
+        self.put(&libc::CLONE_FILES.to_le_bytes());
+        self.put(&[0x31, 0xf6, 0x31, 0xd2, 0x45, 0x31, 0xd2, 0x45, 0x31, 0xc0]); // xor esi, edx, r10d, r8d
+        self.call(SYS_CLONE);
+        self.put(&[0x48, 0x85, 0xc0]); // test rax, rax
+        let parent = self.jump(0x75); // jne
+        self.put(&[0x31, 0xff]); // xor edi, edi
+        self.put(&[0xbe, 0xff, 0xff, 0xff, 0xff]); // mov esi, -1
+        self.put(&[0xba, libc::CLOSE_RANGE_UNSHARE as u8, 0, 0, 0]); // mov edx, CLOSE_RANGE_UNSHARE
+        self.call(SYS_CLOSE_RANGE);
+        self.put(&[0x85, 0xc0]); // test eax, eax
+        let end = self.jump(0x75); // jne
+        self.put(&[0xbf, libc::PR_SET_NAME as u8, 0, 0, 0]); // mov edi, PR_SET_NAME
+        self.address_of(at_name, LEA_RSI);
+        self.call(SYS_PRCTL);
+        self.put(&[0xbf, libc::CLOCK_MONOTONIC as u8, 0, 0, 0]); // mov edi, CLOCK_MONOTONIC
+        self.put(&[0x31, 0xf6]); // xor esi, esi
+        self.address_of(time, LEA_RDX);
+        self.put(&[0x45, 0x31, 0xd2]); // xor r10d, r10d
+        self.call(SYS_CLOCK_NANOSLEEP);
+        self.land(end);
+        self.put(&[0x31, 0xff]); // xor edi, edi
+        self.call(SYS_EXIT_GROUP);
+        self.put(&[0x0f, 0x0b]); // ud2
+        self.land(parent);
+    }
+
+    /// `wait4(child, NULL, __WALL | WNOHANG, NULL)`
+    fn reap(&mut self, child: i32) {
+        self.put(&[0xbf]); // mov edi, child
+        self.put(&child.to_le_bytes());
+        self.put(&[0x31, 0xf6]); // xor esi, esi
+        self.put(&[0xba]); // mov edx, options
+        self.put(&(libc::__WALL | libc::WNOHANG).to_le_bytes());
+        self.put(&[0x45, 0x31, 0xd2]); // xor r10d, r10d
+        self.call(SYS_WAIT4);
+    }
+
     /// A short jump; returns where its operand is.
     fn jump(&mut self, opcode: u8) -> usize {
         self.put(&[opcode, 0]);
@@ -361,17 +424,17 @@ const INTERRUPTED: u64 = SYSCALL_BYTES;
 const PLAIN: u64 = 7;
 
 /// Makes the stub that does `job` and then resumes the thread that is `stopped`, and the registers to enter it with at
-/// `stub`.
+/// `stub`. It is no longer than [`Job::room`]: `None` if it would have to be.
 ///
 /// A thread that was in a call which is to be restarted enters with the kernel's restart code still in its registers: so it
 /// is the kernel that decides, when the thread gets to run, between making the call again and letting a signal that came
 /// meanwhile interrupt it. The stub only remembers the decision (in `rbp`), and acts on it after its job. While it works it
 /// blocks all signals; one that came in this time and has a handler interrupts the call as well.
 #[must_use]
-pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8; STUB_BYTES], Registers) {
+pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> Option<([u8; LONGEST_STUB], Registers)> {
     let back = &resumed(stopped);
     let mut code = Code {
-        bytes: [0xcc; STUB_BYTES],
+        bytes: [0xcc; LONGEST_STUB],
         len: 0,
     };
     let mut enter = *back;
@@ -486,14 +549,15 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8;
             code.put(&[0x4c, 0x89, 0xee]); // mov rsi, r13
             code.call(SYS_MUNMAP);
         }
+        Job::Copy { seconds, nanos, name } => code.copy(seconds, nanos, name),
+        Job::Reap { child } => code.reap(child),
     }
     if restart {
         code.heed_pending(signals);
     }
     code.mask(before);
     code.restore(back, stopped);
-    debug_assert!(code.len <= STUB_BYTES);
-    (code.bytes, enter)
+    (code.len <= job.room()).then_some((code.bytes, enter))
 }
 
 /// Longest frame that [`return_frame`] makes.
@@ -715,7 +779,7 @@ mod tests {
         let mut regs = registers();
         (regs.rax, regs.orig_rax, regs.rip, regs.rbp) = (-514_i64 as u64, 23, 0x1002, 77);
         let job = Job::Unmap { address: 1, len: 2 };
-        let (bytes, enter) = stub(job, 0x5000, &regs, Signals::default());
+        let (bytes, enter) = stub(job, 0x5000, &regs, Signals::default()).unwrap();
         assert_eq!(
             (enter.rax as i64, enter.orig_rax, enter.rip, enter.rbp),
             (-514, 23, 0x5002, 0)
@@ -729,7 +793,7 @@ mod tests {
             assert_eq!(bytes[at + 26..at + 34], rip.to_le_bytes());
         }
         (regs.rax, regs.orig_rax) = (5, u64::MAX);
-        let (_, enter) = stub(job, 0x5000, &regs, Signals::default());
+        let (_, enter) = stub(job, 0x5000, &regs, Signals::default()).unwrap();
         assert_eq!((enter.orig_rax, enter.rip), (u64::MAX, 0x5007));
     }
 
@@ -751,13 +815,24 @@ mod tests {
                 refused: 6,
             },
             Job::Unmap { address: 1, len: 2 },
+            Job::Copy {
+                seconds: 60,
+                nanos: 0,
+                name: [b'x'; 16],
+            },
+            Job::Reap { child: 7 },
         ] {
             let mut back = registers();
             back.rip = 0x1122_3344_5566_7788;
-            let (bytes, _) = stub(job, 0x1000, &back, Signals::default());
-            assert!(bytes[STUB_BYTES - 1] == 0xcc, "{job:?} fills its slot");
-            let address = back.rip.to_le_bytes();
-            assert!(bytes.windows(8).any(|w| w == address), "{job:?} is cut");
+            let plain = stub(job, 0x1000, &back, Signals::default());
+            // A call that is to be restarted makes it longer.
+            (back.rax, back.orig_rax) = (-512_i64 as u64, 202);
+            let longest = stub(job, 0x1000, &back, Signals::default());
+            for (bytes, _) in [plain.expect("it fits"), longest.expect("it fits")] {
+                assert!(bytes[job.room() - 1] == 0xcc, "{job:?} fills its slot");
+                let address = back.rip.to_le_bytes();
+                assert!(bytes.windows(8).any(|w| w == address), "{job:?} is cut");
+            }
         }
     }
 }

@@ -193,6 +193,22 @@ impl<'a> Export<'a> {
         let sums = rounded(live).into_iter().zip(self::rounded(freed));
         sums.map(|(live, freed)| live + freed).collect()
     }
+
+    /// A whole number for each trace, in their order, where there may be less than nothing: differences of two moments, and
+    /// what is counted while the period changes.
+    pub fn whole_signed(&self, metric: Metric) -> Vec<i64> {
+        let values = self.traces.iter().map(|trace| metric.of(&trace.live));
+        let (mut sum, mut before) = (0.0f64, 0i64);
+        values
+            .map(|value| {
+                sum += value;
+                let whole = sum.clamp(-LARGEST, LARGEST).round() as i64;
+                let part = whole.saturating_sub(before);
+                before = whole;
+                part
+            })
+            .collect()
+    }
 }
 
 /// Whole numbers whose sums from the first to any are the rounded sums of `values`. Negative ones count as 0.
@@ -366,6 +382,16 @@ pub(crate) mod tests {
             .zip(export.whole(Metric::AllocObjects));
         assert!(pairs.into_iter().all(|(live, allocated)| live <= allocated));
         assert_eq!(rounded([-1.0, 0.4, 0.4, 0.4].into_iter()), [0, 0, 1, 0]);
+    }
+
+    #[test]
+    fn differences_keep_their_sign_and_their_sum() {
+        let traces = [1.58, -2.3, f64::from(1 << 20), -0.4].map(|bytes| trace(1, vec![], bytes, bytes));
+        let values = export(traces.to_vec()).whole_signed(Metric::LiveBytes);
+        assert_eq!(values.iter().sum::<i64>(), 1_048_575);
+        assert!(values[1] < 0 && values[3] <= 0);
+        let absurd = export(vec![trace(1, vec![], f64::NAN, 1.0), trace(2, vec![], 5.0, 1.0)]);
+        assert_eq!(absurd.whole_signed(Metric::LiveBytes), [0, 0]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::protobuf::Message;
-use super::{Export, Metric, NO_STACK, Numbering, Trace};
+use super::{Export, Metric, NO_STACK, Numbering, Origin, Trace};
 use crate::profile::model::StackFrame;
 use crate::report::human::clean;
 use crate::report::info::describe_losses;
@@ -29,47 +29,116 @@ const VALUES: [(&str, &str, Metric); 4] = [
 
 /// The gzipped profile. The time in it is that of the moment, not of the export: the same profile gives the same bytes.
 pub fn pprof(export: &Export<'_>) -> io::Result<Vec<u8>> {
+    gzip(&message(export))
+}
+
+/// `bytes`, gzipped.
+pub fn gzip(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    gzip.write_all(&message(export))?;
+    gzip.write_all(bytes)?;
     gzip.finish()
 }
 
 /// The profile as it is within the gzip.
 fn message(export: &Export<'_>) -> Vec<u8> {
-    let mut builder = Builder::new();
-    for (kind, unit, _) in VALUES {
-        let value = builder.value_type(kind, unit);
-        builder.profile.message(1, &value);
+    let mut merged = Merged::new();
+    let values = VALUES.map(|(_, _, metric)| {
+        let whole = export.whole(metric).into_iter();
+        whole.map(|value| i64::try_from(value).unwrap_or(i64::MAX)).collect()
+    });
+    merged.samples(export, &values, Labels::More(&[]));
+    merged.finish(&End {
+        time: export.start.saturating_add(export.at),
+        duration: export.at,
+        period_bytes: export.period_bytes,
+        comments: comments(export).collect(),
+        shown_first: "inuse_space",
+    })
+}
+
+/// What stands behind the samples of a profile.
+#[derive(Debug, Clone, Default)]
+pub struct End {
+    /// The moment, since 1970.
+    pub time: std::time::Duration,
+    /// What time the profile is of.
+    pub duration: std::time::Duration,
+    /// Mean distance of samples, if known.
+    pub period_bytes: Option<u64>,
+    /// A line each.
+    pub comments: Vec<String>,
+    /// The kind of value that a viewer shows first.
+    pub shown_first: &'static str,
+}
+
+/// What each sample says of itself.
+#[derive(Debug, Clone, Copy)]
+pub enum Labels<'a> {
+    /// Nothing: of each combination of labels some engines make a series of its own.
+    None,
+    /// Its thread, allocator domain and Python, and this.
+    More(&'a [(&'a str, &'a str)]),
+}
+
+/// A profile made of one export or of several, one process each: their samples have labels that tell them apart.
+#[derive(Debug)]
+pub struct Merged(Builder);
+
+impl Default for Merged {
+    fn default() -> Self {
+        Self::new()
     }
-    let values = VALUES.map(|(_, _, metric)| export.whole(metric));
-    for (place, trace) in export.traces.iter().enumerate() {
-        let values = [0, 1, 2, 3].map(|kind: usize| values[kind][place]);
-        if values.iter().any(|value| *value > 0) {
-            builder.sample(export, trace, values);
+}
+
+impl Merged {
+    /// Nothing yet.
+    pub fn new() -> Self {
+        let mut builder = Builder::new();
+        for (kind, unit, _) in VALUES {
+            let value = builder.value_type(kind, unit);
+            builder.profile.message(1, &value);
         }
+        Self(builder)
     }
-    builder.mapping(export);
-    let at = export.start.saturating_add(export.at);
-    let nanos = |time: std::time::Duration| i64::try_from(time.as_nanos()).map_or(0, i64::unsigned_abs);
-    let period = builder.value_type("space", "bytes");
-    let comments = comments(export)
-        .map(|line| builder.text(&clean(&line)))
-        .collect::<Vec<_>>();
-    let shown_first = builder.text("inuse_space");
-    let profile = &mut builder.profile;
-    profile.number(9, nanos(at)).number(10, nanos(export.at));
-    if let Some(bytes) = export.period_bytes {
-        profile.message(11, &period).number(12, bytes);
+
+    /// Adds an export whose values may be differences.
+    pub fn add(&mut self, export: &Export<'_>, labels: Labels<'_>) {
+        let values = VALUES.map(|(_, _, metric)| export.whole_signed(metric));
+        self.samples(export, &values, labels);
     }
-    for comment in comments {
-        profile.number(13, comment);
+
+    fn samples(&mut self, export: &Export<'_>, values: &[Vec<i64>; 4], labels: Labels<'_>) {
+        for (place, trace) in export.traces.iter().enumerate() {
+            let values = [0, 1, 2, 3].map(|kind: usize| values[kind][place]);
+            if values.iter().any(|value| *value != 0) {
+                self.0.sample(export, trace, values, labels);
+            }
+        }
+        self.0.mapping(export);
     }
-    profile.number(14, shown_first);
-    builder.finish()
+
+    /// The profile, not gzipped.
+    pub fn finish(self, end: &End) -> Vec<u8> {
+        let mut builder = self.0;
+        let nanos = |time: std::time::Duration| i64::try_from(time.as_nanos()).map_or(0, i64::unsigned_abs);
+        let period = builder.value_type("space", "bytes");
+        let comments: Vec<_> = end.comments.iter().map(|line| builder.text(&clean(line))).collect();
+        let shown_first = builder.text(end.shown_first);
+        let profile = &mut builder.profile;
+        profile.number(9, nanos(end.time)).number(10, nanos(end.duration));
+        if let Some(bytes) = end.period_bytes {
+            profile.message(11, &period).number(12, bytes);
+        }
+        for comment in comments {
+            profile.number(13, comment);
+        }
+        profile.number(14, shown_first);
+        builder.finish()
+    }
 }
 
 /// What `go tool pprof -comments` shows.
-fn comments(export: &Export<'_>) -> impl Iterator<Item = String> {
+pub fn comments(export: &Export<'_>) -> impl Iterator<Item = String> {
     let mut lines = vec![format!("exported by pyheap {}", crate::VERSION)];
     if let Some(facts) = export.facts {
         let known = [
@@ -96,8 +165,10 @@ fn comments(export: &Export<'_>) -> impl Iterator<Item = String> {
 }
 
 /// Puts a profile together; texts, functions and locations are written once each.
+#[derive(Debug)]
 struct Builder {
     profile: Message,
+    has_mapping: bool,
     texts: Vec<String>,
     text_numbers: HashMap<String, u64>,
     functions: Numbering<(u64, u64)>,
@@ -108,6 +179,7 @@ impl Builder {
     fn new() -> Self {
         let mut builder = Self {
             profile: Message::default(),
+            has_mapping: false,
             texts: Vec::new(),
             text_numbers: HashMap::new(),
             functions: Numbering::new(),
@@ -134,21 +206,29 @@ impl Builder {
         message
     }
 
-    fn sample(&mut self, export: &Export<'_>, trace: &Trace<'_>, values: [u64; 4]) {
+    fn sample(&mut self, export: &Export<'_>, trace: &Trace<'_>, values: [i64; 4], labels: Labels<'_>) {
         let mut locations: Vec<_> = trace.frames.iter().rev().map(|frame| self.location(frame)).collect();
         if locations.is_empty() {
             locations.push(self.named_location(NO_STACK, "", 0));
         }
         let mut sample = Message::default();
-        sample.packed(1, locations).packed(2, values);
-        let origin = &trace.origin;
+        // A negative number is written as its two's complement.
+        sample.packed(1, locations).packed(2, values.map(|value| value as u64));
+        self.labels(export, &trace.origin, labels, &mut sample);
+        self.profile.message(2, &sample);
+    }
+
+    fn labels(&mut self, export: &Export<'_>, origin: &Origin<'_>, labels: Labels<'_>, sample: &mut Message) {
+        let Labels::More(more) = labels else { return };
         let python = export.facts.and_then(|facts| facts.python.as_deref());
-        for (key, value) in [
+        let known = [
             ("pyheap", Some(env!("CARGO_PKG_VERSION"))),
             ("python", python),
             ("domain", origin.domain),
             ("thread", origin.thread_name),
-        ] {
+        ];
+        let more = more.iter().map(|(key, value)| (*key, Some(*value)));
+        for (key, value) in known.into_iter().chain(more) {
             if let Some(value) = value {
                 let mut label = Message::default();
                 label.number(1, self.text(key)).number(2, self.text(&clean(value)));
@@ -160,7 +240,6 @@ impl Builder {
             label.number(1, self.text("thread_id")).number(3, u64::from(thread));
             sample.message(3, &label);
         }
-        self.profile.message(2, &sample);
     }
 
     fn location(&mut self, frame: &StackFrame<'_>) -> u64 {
@@ -194,8 +273,12 @@ impl Builder {
         id
     }
 
-    /// The one mapping: the executable, with the word that everything has its name already.
+    /// The one mapping: the (first) executable, with the word that everything has its name already.
     fn mapping(&mut self, export: &Export<'_>) {
+        if self.has_mapping {
+            return;
+        }
+        self.has_mapping = true;
         let exe = export.facts.and_then(|facts| facts.exe.as_deref()).unwrap_or_default();
         let mut message = Message::default();
         message.number(1, 1).number(5, self.text(&clean(exe)));

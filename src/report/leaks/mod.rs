@@ -29,7 +29,7 @@ use tracker::{ALL, Group, Kind};
 use trend::{Trend, trend};
 
 /// The odds that a recording of a program that does not leak names any leak, as far as sampling and steady fluctuation go.
-const FALSE_ALARM: f64 = 0.01;
+pub(super) const FALSE_ALARM: f64 = 0.01;
 /// Slower growth than this, in bytes a second, is no leak: 4 KiB a minute are 6 MiB a day.
 const LEAST_RATE: f64 = 4096.0 / 60.0;
 /// Sites in a report.

@@ -76,7 +76,7 @@ fn of_this_recording(reader: &Reader, info: &Info) -> Vec<String> {
         ),
         (_, Some(end)) => lines.extend(end.next.as_ref().map(|next| {
             format!(
-                "The recording goes on in {}, with a longer period; that is not in this page.",
+                "The recording goes on in {}; that is not in this page.",
                 shown(next)
             )
         })),

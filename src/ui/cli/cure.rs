@@ -1,6 +1,6 @@
 //! `pyheap cure`: takes out what a pyheap that is no more has left in a process.
 
-use super::failure::{Failure, code};
+use super::failure::{Failure, chain, code};
 use crate::attach::family::{self, Family};
 use crate::attach::process::ProcessId;
 use crate::attach::session::{self, Cured};
@@ -69,6 +69,7 @@ fn one(pid: i32) -> Result<(), Box<dyn Error>> {
                 ));
             }
             Cured::Inert(why) => left = Some(format!("the hooks are out, but the memory stays for now: {why}")),
+            Cured::Copy(error) => left = Some(chain(&error)),
             Cured::InUse { owner } => left = Some(format!("pyheap (pid {owner}) is recording it: kill -INT {owner}")),
         }
     }

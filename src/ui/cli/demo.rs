@@ -93,7 +93,8 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     ));
     let recording = record::Args {
         children: false,
-        parent: None,
+        which: Default::default(),
+        long: Default::default(),
         process: Some(target.facts.id.pid),
         pid: None,
         duration: Some(args.duration),

@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 }
 
 /// The exit codes of the README.
-fn of_core(error: CoreError) -> Failure {
+pub(super) fn of_core(error: CoreError) -> Failure {
     const UNSUPPORTED: u8 = 5;
     const OTHER: u8 = 7;
     let code = match &error {

@@ -2,6 +2,7 @@
 
 use super::info_run;
 use super::select::FilterArgs;
+use crate::attach::frozen::copies;
 use crate::attach::session::{is_copy, regions, user_of};
 use crate::attach::{Refusal, preflight};
 use crate::profile::names::ProfileNames;
@@ -48,8 +49,19 @@ struct Process {
     offsets: Option<String>,
     why_not: Option<String>,
     regions: Vec<Region>,
+    /// Frozen copies of it, alive or dead.
+    copies: Vec<FrozenCopy>,
     /// Executable pages that are no longer the file's: where stubs of a pyheap (or a debugger's breakpoints) have been.
     private_code: Vec<PrivateCode>,
+}
+
+#[derive(Debug, Serialize)]
+struct FrozenCopy {
+    pid: i32,
+    /// A zombie: its parent has to take its status, and does not by itself.
+    ended: bool,
+    /// A pyheap that lives works with it.
+    in_use: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -109,6 +121,7 @@ fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
             },
         })
         .collect();
+    let (copies, in_use) = copies(pid);
     let found = Process {
         pid,
         attachable: checked.is_ok(),
@@ -120,6 +133,14 @@ fn process(pid: i32, json: bool) -> Result<(), Box<dyn Error>> {
             .map(|target| target.interpreter.offset_source.to_string()),
         why_not: checked.err().map(|refusal| super::failure::chain(&refusal)),
         regions,
+        copies: copies
+            .into_iter()
+            .map(|copy| FrozenCopy {
+                pid: copy.pid,
+                ended: copy.is_dead,
+                in_use,
+            })
+            .collect(),
         private_code: private_code(pid),
     };
     let text = if json {
@@ -166,7 +187,19 @@ fn render(found: &Process) -> String {
         (None, Some(why)) => format!("process {pid} cannot be attached to: {why}\n"),
         (None, None) => format!("process {pid}\n"),
     };
-    if found.regions.is_empty() {
+    for copy in &found.copies {
+        let state = match (copy.in_use, copy.ended) {
+            (true, _) => "in use by a pyheap that reads it".to_owned(),
+            (false, false) => {
+                format!("left by a pyheap that is gone, ends by itself; remove it with: pyheap cure {pid}")
+            }
+            (false, true) => {
+                format!("left by a pyheap that is gone, has ended and is a zombie; remove it with: pyheap cure {pid}")
+            }
+        };
+        let _ = writeln!(text, "frozen copy of it (pid {}): {state}", copy.pid);
+    }
+    if found.regions.is_empty() && found.copies.is_empty() {
         text += if found.visible {
             "nothing of pyheap is in it\n"
         } else {

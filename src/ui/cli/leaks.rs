@@ -1,7 +1,7 @@
 //! `pyheap leaks`: does it leak, where, how fast, how sure is that.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
@@ -23,9 +23,9 @@ const DOMAINS: [&str; 3] = ["raw", "mem", "obj"];
 /// defines each word and number.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The profile: its filebase (`run`) or any of its files. It may still be recorded.
-    #[arg(value_name = "BASE")]
-    pub base: PathBuf,
+    /// The profile: its filebase (`run`) or any of its files. It may still be recorded. Several (`run.*`) are judged together.
+    #[arg(value_name = "BASE", required = true)]
+    pub base: Vec<PathBuf>,
 
     /// Code below this path is your own, too. Else all is that is not in the interpreter's library, site-packages or
     /// dist-packages. May be given several times.
@@ -58,7 +58,10 @@ pub struct Args {
 /// # Errors
 /// When the profile cannot be read.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let reader = Reader::open(&args.base)?;
+    if args.base.len() > 1 {
+        return super::merged::leaks(args);
+    }
+    let reader = Reader::open(args.base.first().map_or(Path::new(""), PathBuf::as_path))?;
     let report = report(&reader, &args.own, args.limit)?;
     for warning in reader.warnings()? {
         note(&format!("warning: {warning}"));

@@ -1,29 +1,40 @@
 //! One file a subcommand.
 
 pub mod attach;
-pub mod children;
+pub mod census;
 pub mod choose;
+pub mod collectors;
 pub mod cure;
 pub mod demo;
 pub mod diff;
 pub mod digest;
+pub mod doctor;
 pub mod dump;
 pub mod events;
 pub mod export;
 pub mod failure;
 pub mod flame;
+pub mod fleet;
 pub mod flow;
 pub mod html;
 pub mod info;
 pub mod info_run;
 pub mod leaks;
+pub mod manual;
+pub mod merged;
 pub mod plot;
+pub mod ps;
+pub mod push;
 pub mod record;
+pub mod record_many;
 pub mod recording;
+pub mod rss;
 pub mod sampling;
 pub mod select;
+pub mod serve;
 pub mod top;
 pub mod whence;
+pub mod which;
 
 use crate::profile::reader::{LiveSet, ReadError, Reader};
 use crate::report::TraceUsage;

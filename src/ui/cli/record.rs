@@ -1,10 +1,14 @@
 //! `pyheap record`: a recording into files.
 
-use super::children::Children;
 use super::choose::{self, Started};
-use super::failure::{Failure, chain, code};
+use super::failure::{Failure, chain};
+use super::fleet::Fleet;
 pub use super::recording::stop_signals;
-use super::recording::{Front, Recording, Why, cost, facts, found, micros};
+use super::recording::{Front, Recording, Why, cost, facts, found, micros, stop_and_hangup_signals};
+use super::which::{Long, Which};
+use crate::attach::crowd::{Crowd, Selection};
+use crate::attach::preflight;
+use crate::attach::process::ProcessId;
 use crate::attach::{AttachError, Session, Target};
 use crate::collect::recorder::losses;
 use crate::collect::resolve::lock;
@@ -17,18 +21,16 @@ use crate::profile::sidecar::note_detach;
 use crate::report::human::{self, Human};
 use crate::report::info::describe_losses;
 use crate::report::leaks::render::{Detail, render};
-use crate::ui::output::note;
+use crate::ui::output::{are_notes_json, note};
 use crate::ui::units;
 use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often we look for new children.
-const CHILDREN: Duration = Duration::from_millis(100);
 /// Progress is shown this often at a terminal, and elsewhere.
 const PROGRESS_TERMINAL: Duration = Duration::from_secs(1);
 const PROGRESS_LOG: Duration = Duration::from_secs(10);
@@ -54,8 +56,8 @@ pub struct Args {
     #[arg(long, value_name = "PID", conflicts_with = "command")]
     pub pid: Option<i32>,
 
-    /// Stop after this time: 90s, 10m, 1h30m. Without it: until Ctrl-C or the end of the process.
-    #[arg(long, short, value_name = "TIME", value_parser = units::parse_duration)]
+    /// Stop after this time: 90s, 10m, 1h30m. Without it, or with `unlimited`: until Ctrl-C or the end of the process.
+    #[arg(long, short, value_name = "TIME", value_parser = parse_time)]
     pub duration: Option<Duration>,
 
     /// Name of the files: BASE._hpm, BASE._hpd, BASE._hpx.
@@ -75,9 +77,13 @@ pub struct Args {
     #[arg(long)]
     pub children: bool,
 
-    /// Stop when this is no longer the parent: a recording of a child does not outlive that of its parent.
-    #[arg(long, hide = true, value_name = "PID")]
-    pub parent: Option<u32>,
+    /// Which processes, if it is not a single one, and when.
+    #[command(flatten)]
+    pub which: Which,
+
+    /// Long recordings.
+    #[command(flatten)]
+    pub long: Long,
 
     /// Say more: what was found and what the attach cost.
     #[arg(long, short)]
@@ -105,25 +111,62 @@ pub struct Args {
 /// # Errors
 /// With the exit code that `--help` lists.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    let stop = stop_signals()?;
+    args.long.apply()?;
+    let (stop, hangup) = match args.long.rotate {
+        Some(_) => stop_and_hangup_signals()?,
+        None => (stop_signals()?, Arc::default()),
+    };
+    if let Some(selection) = args.which.selection()? {
+        return Ok(super::record_many::record(args, selection, &stop, &hangup)?);
+    }
     check_writable(args)?;
     let mut started = if args.command.is_empty() {
         None
     } else {
         Some(Started::new(&args.command)?)
     };
+    let mut why = None;
     let target = match &mut started {
         Some(program) => program.wait_for_python(&stop)?,
-        None => match choose::target(args.process.or(args.pid)) {
-            Err(failure) if args.parent.is_some() && failure.code == code::NO_PROCESS => {
-                let pid = args.process.or(args.pid).unwrap_or_default();
-                note(&format!("child {pid} had ended before it could be recorded"));
-                return Ok(());
+        None => {
+            let target = choose::target(args.process.or(args.pid))?;
+            why = super::record_many::wait_until(&args.which.condition(), &target, &stop)?;
+            // It may have become another program meanwhile.
+            match why {
+                Some(_) => preflight::check(target.facts.id.pid).map_err(Failure::from)?,
+                None => target,
             }
-            found => found?,
-        },
+        }
     };
-    Ok(record(args, target, started.as_mut(), &stop)?)
+    let began = Began {
+        why,
+        hangup: Some(hangup),
+    };
+    Ok(record_as(args, target, started.as_mut(), &stop, &began)?)
+}
+
+/// A time, or `unlimited`.
+fn parse_time(text: &str) -> Result<Duration, units::UnitError> {
+    match text {
+        "unlimited" => Ok(Duration::MAX),
+        text => units::parse_duration(text),
+    }
+}
+
+impl Args {
+    /// For how long, if that is limited.
+    pub(super) fn limited(&self) -> Option<Duration> {
+        self.duration.filter(|duration| *duration != Duration::MAX)
+    }
+}
+
+/// How a recording came about.
+#[derive(Debug, Default)]
+struct Began {
+    /// What was waited for.
+    why: Option<String>,
+    /// Set when new files should begin.
+    hangup: Option<Arc<AtomicBool>>,
 }
 
 /// Sees that the files can be made, before anything is touched; an older profile of that name stays as it is until the
@@ -157,11 +200,16 @@ fn check_writable(args: &Args) -> Result<(), Failure> {
 ///
 /// # Errors
 /// With the exit code that `--help` lists.
-pub fn record(
+pub fn record(args: &Args, target: Target, program: Option<&mut Started>, stop: &AtomicBool) -> Result<(), Failure> {
+    record_as(args, target, program, stop, &Began::default())
+}
+
+fn record_as(
     args: &Args,
     target: Target,
     mut program: Option<&mut Started>,
     stop: &AtomicBool,
+    began: &Began,
 ) -> Result<(), Failure> {
     let pid = target.facts.id.pid;
     if args.verbose {
@@ -183,10 +231,11 @@ pub fn record(
     let files = |session: &Session| {
         let facts = facts(session, args.sampling.domains());
         Files::create(&args.output, args.suffix, session.period(), facts)
-            .map(Some)
+            .map(|files| Some(files.rotated(args.long.rotation())))
             .map_err(Failure::failed)
     };
-    let mut recording = Recording::start(session, args.sampling.limits(), files, Box::new(|_| {}))?;
+    let (limits, tap) = (args.sampling.limits(), Box::new(|_: &[_]| {}));
+    let mut recording = Recording::start_because(began.why.as_deref(), session, limits, files, tap)?;
     let first = ProfileNames::new(&args.output, args.suffix);
     let made = Part::ALL.map(|part| identity_of(&first.path(part)));
     note(&format!(
@@ -196,8 +245,9 @@ pub fn record(
     if args.verbose {
         note(&cost(&recording.session));
     }
-    let mut progress = Progress::new(args, program.as_deref_mut());
-    let why = recording.run(stop, args.duration, &mut progress);
+    let id = recording.session.target.facts.id;
+    let mut progress = Progress::new(args, program.as_deref_mut(), began.hangup.as_deref(), id)?;
+    let why = recording.run(stop, args.limited(), &mut progress);
     let children = progress.end();
     let reason = match &why {
         Why::Asked => EndReason::Stopped,
@@ -209,7 +259,7 @@ pub fn record(
     let live = Arc::clone(&recording.recorder.live);
     let (outcome, hooked) = recording.finish(&reason);
     if let Some(children) = children {
-        children.finish();
+        let _ = children.finish(&why, &mut |text| note(text));
     }
     let (held, cured) = hooked.leave(&why, args.verbose);
     let names = outcome.names.as_ref().unwrap_or(&first);
@@ -226,8 +276,12 @@ pub fn record(
         Why::Stop(other) => Some(other.describe()),
     };
     let failed = outcome.write_error.as_ref().map(|error| chain(error)).or(failed);
-    let failed =
-        failed.or_else(|| removed(&first, &made).map(|path| format!("{} was removed meanwhile", path.display())));
+    let may_be_removed = args.long.rotation().removes();
+    let failed = failed.or_else(|| {
+        removed(&first, &made)
+            .filter(|_| !may_be_removed)
+            .map(|path| format!("{} was removed meanwhile", path.display()))
+    });
     cured?;
     match failed {
         Some(why) => Err(Failure::failed(format!(
@@ -266,26 +320,38 @@ struct Progress<'a> {
     args: &'a Args,
     program: Option<&'a mut Started>,
     /// With `--children`.
-    children: Option<Children>,
+    children: Option<Fleet>,
+    hangup: Option<&'a AtomicBool>,
     is_terminal: bool,
     every: Duration,
     next: Duration,
-    next_children: Duration,
 }
 
 impl<'a> Progress<'a> {
-    fn new(args: &'a Args, program: Option<&'a mut Started>) -> Self {
-        let is_terminal = std::io::stderr().is_terminal();
+    fn new(
+        args: &'a Args,
+        program: Option<&'a mut Started>,
+        hangup: Option<&'a AtomicBool>,
+        id: ProcessId,
+    ) -> Result<Self, Failure> {
+        let is_terminal = is_progress_overwritten();
         let every = if is_terminal { PROGRESS_TERMINAL } else { PROGRESS_LOG };
-        Self {
+        let fleet = || {
+            Fleet::new(
+                super::record_many::plan(args),
+                Crowd::new(Selection::Tree(id.pid), None),
+                Some(id),
+            )
+        };
+        Ok(Self {
             args,
             program,
-            children: args.children.then(Children::default),
+            children: args.children.then(fleet).transpose()?,
+            hangup,
             is_terminal,
             every,
             next: every,
-            next_children: Duration::ZERO,
-        }
+        })
     }
 
     fn clear(&self) {
@@ -294,7 +360,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    fn end(self) -> Option<Children> {
+    fn end(self) -> Option<Fleet> {
         self.clear();
         self.children
     }
@@ -307,17 +373,21 @@ impl Front for Progress<'_> {
     }
 
     fn turn(&mut self, recording: &mut Recording) -> bool {
-        let is_orphan = |pid| std::os::unix::process::parent_id() != pid;
-        if self.args.parent.is_some_and(is_orphan) {
-            return true;
-        }
         let elapsed = recording.recorder.elapsed();
-        if let Some(children) = &mut self.children
-            && elapsed >= self.next_children
-        {
-            self.next_children = elapsed + CHILDREN;
-            let left = self.args.duration.map(|duration| duration.saturating_sub(elapsed));
-            children.look(self.args, &recording.family.look(), left);
+        let is_terminal = self.is_terminal;
+        if let Some(children) = &mut self.children {
+            children.tick(&mut |text| {
+                if is_terminal {
+                    let _ = write!(std::io::stderr(), "\r\x1b[K");
+                }
+                note(text);
+            });
+        }
+        if self.hangup.is_some_and(|hangup| hangup.swap(false, Ordering::AcqRel)) {
+            recording.recorder.rotate();
+            if let Some(children) = &mut self.children {
+                children.rotate();
+            }
         }
         if elapsed >= self.next && !self.args.quiet {
             self.next = elapsed + self.every;
@@ -339,10 +409,15 @@ impl Front for Progress<'_> {
     }
 }
 
+/// Whether a line of progress takes the place of the one before.
+pub(super) fn is_progress_overwritten() -> bool {
+    std::io::stderr().is_terminal() && !are_notes_json()
+}
+
 fn progress(args: &Args, recorder: &Recorder) -> String {
     let elapsed = recorder.elapsed();
     let live = lock(&recorder.live);
-    let left = match args.duration {
+    let left = match args.limited() {
         Some(duration) => format!("{} left", Human(duration.saturating_sub(elapsed))),
         None => "until Ctrl-C".to_owned(),
     };
@@ -403,7 +478,12 @@ fn report(
     }
     if names != first {
         note(&format!(
-            "the period was raised meanwhile: the beginning is in {}, the end in {}",
+            "the recording is in several files: the beginning {} {}, the end in {}",
+            if args.long.rotation().removes() {
+                "was in"
+            } else {
+                "is in"
+            },
             first.base().display(),
             names.base().display()
         ));

@@ -5,9 +5,11 @@ use crate::attach::Session;
 use crate::attach::cgroup::MemoryCgroup;
 use crate::attach::family::{self, Family};
 use crate::attach::interpreter::Interpreter;
+use crate::attach::process::Facts as ProcessFacts;
 use crate::collect::recorder::Tap;
 use crate::collect::{Files, Limits, Outcome, Recorder, Stop};
 use crate::profile::facts::{EndReason, Facts};
+use crate::ui::audit::{self, Deed};
 use crate::ui::output::note;
 use pyheap_injector::Cure;
 use pyheap_injector::hijack::Hijacked;
@@ -16,6 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// A command line in an audit line.
+const AUDITED_CHARS: usize = 300;
 /// How often we look whether it is time to stop.
 const LOOK: Duration = Duration::from_millis(25);
 
@@ -26,12 +30,32 @@ const LOOK: Duration = Duration::from_millis(25);
 /// When the handlers cannot be installed.
 pub fn stop_signals() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Failure::failed)?;
-    }
-    let ignored = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(libc::SIGXFSZ, ignored).map_err(Failure::failed)?;
+    signals(&stop, &stop)?;
     Ok(stop)
+}
+
+/// The same, but SIGHUP sets a flag of its own, the second one.
+///
+/// # Errors
+/// When the handlers cannot be installed.
+pub fn stop_and_hangup_signals() -> Result<(Arc<AtomicBool>, Arc<AtomicBool>), Failure> {
+    let (stop, hangup) = (Arc::default(), Arc::default());
+    signals(&stop, &hangup)?;
+    Ok((stop, hangup))
+}
+
+fn signals(stop: &Arc<AtomicBool>, hangup: &Arc<AtomicBool>) -> Result<(), Failure> {
+    let ignored = Arc::new(AtomicBool::new(false));
+    let all = [
+        (libc::SIGINT, stop),
+        (libc::SIGTERM, stop),
+        (libc::SIGHUP, hangup),
+        (libc::SIGXFSZ, &ignored),
+    ];
+    for (signal, flag) in all {
+        signal_hook::flag::register(signal, Arc::clone(flag)).map_err(Failure::failed)?;
+    }
+    Ok(())
 }
 
 /// A process with hooks in it, and the threads that take what comes from them.
@@ -85,15 +109,32 @@ impl Recording {
         files: impl FnOnce(&Session) -> Result<Option<Files>, Failure>,
         tap: Tap,
     ) -> Result<Self, Failure> {
+        Self::start_because(None, session, limits, files, tap)
+    }
+
+    /// The same, when there is something to say on why.
+    ///
+    /// # Errors
+    /// As [`Recording::start`].
+    pub fn start_because(
+        why: Option<&str>,
+        session: Session,
+        limits: Limits,
+        files: impl FnOnce(&Session) -> Result<Option<Files>, Failure>,
+        tap: Tap,
+    ) -> Result<Self, Failure> {
         let begun = Instant::now();
         let started = files(&session)
             .and_then(|files| Recorder::start_with(&session, files, limits, begun, tap).map_err(Failure::failed));
         match started {
-            Ok(recorder) => Ok(Self {
-                family: Family::of(session.target.facts.id.pid),
-                session,
-                recorder,
-            }),
+            Ok(recorder) => {
+                audit("attach", &session.target.facts, why);
+                Ok(Self {
+                    family: Family::of(session.target.facts.id.pid),
+                    session,
+                    recorder,
+                })
+            }
             Err(error) => {
                 let _ = session.detach();
                 Err(error)
@@ -159,15 +200,42 @@ impl Hooked {
     /// removed. For how long that has held a thread, if anything was done; an error when hooks are left in the process.
     pub fn leave(mut self, why: &Why, verbose: bool) -> (Option<Duration>, Result<(), Failure>) {
         let interpreter = self.session.target.interpreter.clone();
-        let done = if matches!(why, Why::Stop(Stop::TargetGone | Stop::TargetReplaced)) {
-            self.session.forget();
-            (None, Ok(()))
-        } else {
-            detach(self.session, verbose)
-        };
-        cure_family(&mut self.family, &interpreter);
+        let done = leave(self.session, why, verbose);
+        cure_family(&self.family.look(), Some(&interpreter));
         done
     }
+
+    /// The same, but for the children: somebody else sees to those.
+    pub fn leave_alone(self, why: &Why, verbose: bool) -> (Option<Duration>, Result<(), Failure>) {
+        leave(self.session, why, verbose)
+    }
+}
+
+fn leave(session: Session, why: &Why, verbose: bool) -> (Option<Duration>, Result<(), Failure>) {
+    let facts = session.target.facts.clone();
+    let done = if matches!(why, Why::Stop(Stop::TargetGone | Stop::TargetReplaced)) {
+        session.forget();
+        (None, Ok(()))
+    } else {
+        detach(session, verbose)
+    };
+    let end = match (why, &done.1) {
+        (_, Err(error)) => format!("failed: {error}"),
+        (Why::Stop(stop), Ok(())) => stop.describe(),
+        (Why::Duration, Ok(())) => "the requested duration was over".to_owned(),
+        (Why::Asked, Ok(())) => "stopped by the user".to_owned(),
+    };
+    audit("detach", &facts, Some(&end));
+    done
+}
+
+fn audit(what: &'static str, facts: &ProcessFacts, why: Option<&str>) {
+    audit::leave(&Deed {
+        what,
+        pid: facts.id.pid,
+        command: &facts.short_command(AUDITED_CHARS),
+        why,
+    });
 }
 
 /// Takes the hooks out and says what could not be. For how long that has held a thread, if anything was done.
@@ -198,10 +266,9 @@ fn detach(session: Session, verbose: bool) -> (Option<Duration>, Result<(), Fail
     (stop, done)
 }
 
-/// Takes the inherited shims out of the descendants, and says where that was not possible.
-fn cure_family(family: &mut Family, interpreter: &Interpreter) {
-    let pids = family.look();
-    for outcome in family::cure_all(&pids, Some(interpreter)) {
+/// Takes the inherited shims out of processes, and says where that was not possible. `interpreter` is theirs, if it is known.
+pub fn cure_family(pids: &[i32], interpreter: Option<&Interpreter>) {
+    for outcome in family::cure_all(pids, interpreter) {
         let pid = outcome.pid;
         if let Some(why) = outcome.left {
             note(&format!(

@@ -34,6 +34,10 @@ pub struct Args {
     /// pauses of pyheap.
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_ring)]
     pub ring_size: u64,
+
+    /// Attach also to a Python (3.14 or later) that was started with PYTHON_DISABLE_REMOTE_DEBUG or `-X disable-remote-debug`.
+    #[arg(long)]
+    pub even_if_remote_debug_disabled: bool,
 }
 
 /// A period.
@@ -53,6 +57,7 @@ impl Default for Args {
             domains: vec![domain::RAW, domain::MEM, domain::OBJ],
             max_live: Sizes::default().live_samples,
             ring_size: Sizes::default().ring_bytes,
+            even_if_remote_debug_disabled: false,
         }
     }
 }
@@ -71,6 +76,7 @@ impl Args {
                 ring_bytes: self.ring_size,
                 ..Sizes::default()
             },
+            even_if_disabled: self.even_if_remote_debug_disabled,
             // All are hooked, whatever is recorded: a block's domain is known only where each is.
             ..Options::default()
         }
@@ -83,6 +89,7 @@ impl Args {
             max_overhead: (self.period == Period::Auto).then_some(self.max_overhead / 100.0),
             max_live: self.max_live,
             domains: self.domains(),
+            company: 1,
         }
     }
 
@@ -94,13 +101,16 @@ impl Args {
             Period::Fixed(period) => period.to_string(),
         };
         let domains = self.domains.iter().map(|domain| domain::NAMES[usize::from(*domain)]);
-        vec![
+        let named = ["--even-if-remote-debug-disabled".to_owned()];
+        let named = named.into_iter().filter(|_| self.even_if_remote_debug_disabled);
+        let words = vec![
             format!("--period={period}"),
             format!("--max-overhead={}", self.max_overhead),
             format!("--domains={}", domains.collect::<Vec<_>>().join(",")),
             format!("--max-live={}", self.max_live),
             format!("--ring-size={}", self.ring_size),
-        ]
+        ];
+        words.into_iter().chain(named).collect()
     }
 
     /// A bit per domain that is recorded.

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -26,9 +26,10 @@ use crate::ui::units::{Moment, parse_duration};
 /// memory allocated before the recording began is not in them.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The profile: its filebase (`run`) or any of its files (`run._hpm`, `run.hpd`). It may still be recorded.
-    #[arg(value_name = "BASE")]
-    pub base: PathBuf,
+    /// The profile: its filebase (`run`) or any of its files (`run._hpm`, `run.hpd`). It may still be recorded. Several (`run.*`) are
+    /// added up, and their spread is shown.
+    #[arg(value_name = "BASE", required = true)]
+    pub base: Vec<PathBuf>,
 
     /// The moment: time since the start (`90s`, `1m30s`), before the end (`-1m`), or absolute (`2026-01-31T12:00:00Z`,
     /// `@1769860800`). A moment outside of the recording is taken for its start or end.
@@ -102,7 +103,7 @@ pub enum TopBy {
 
 impl TopBy {
     /// What makes one row of traces, where it is that.
-    const fn of_traces(self) -> By {
+    pub(super) const fn of_traces(self) -> By {
         match self {
             Self::Line | Self::Thread | Self::Type => By::Line,
             Self::Function => By::Function,
@@ -149,6 +150,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    if args.base.len() > 1 {
+        return super::merged::top(args);
+    }
     if !args.follow {
         return to_stdout(&show(args)?.0).map_err(Into::into);
     }
@@ -172,7 +176,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 
 /// The text, and whether the recording is over.
 fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
-    let analysis = Analysis::open(&args.base)?;
+    let analysis = Analysis::open(args.base.first().map_or(Path::new(""), PathBuf::as_path))?;
     let reader = analysis.profile();
     let is_over = reader.sidecar().is_none_or(|sidecar| sidecar.end.is_some());
     let by = args.by.of_traces().group(reader);
@@ -247,7 +251,7 @@ fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
         );
     }
     if let Some(next) = reader.sidecar().and_then(|sidecar| sidecar.end.as_ref()?.next.as_ref()) {
-        note(&format!("note: the recording goes on in {next}, with a longer period"));
+        note(&format!("note: the recording goes on in {next}"));
     }
     text += &render(&rows, args.limit, &live.total, cumulative);
     if let Some(sidecar) = reader.sidecar()
@@ -297,7 +301,7 @@ fn window(args: &Args, reader: &Reader) -> Result<Option<Span>, Box<dyn Error>> 
     Ok(Some((from, to.unwrap_or(elapsed))))
 }
 
-fn total_interval(reader: &Reader, live: &LiveSet) -> Interval {
+pub(super) fn total_interval(reader: &Reader, live: &LiveSet) -> Interval {
     let total = &live.total;
     let period = reader.period_bytes();
     let limits = |period| interval::of_bytes(total.bytes, total.bytes_variance, total.sampled, period);

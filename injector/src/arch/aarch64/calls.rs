@@ -18,12 +18,12 @@ macro_rules! numbers {
 numbers! {
     SYS_epoll_pwait = 22, SYS_flock = 32, SYS_read = 63, SYS_write = 64, SYS_writev = 66, SYS_pwrite64 = 68, SYS_pwritev = 70,
     SYS_sendfile = 71, SYS_pselect6 = 72, SYS_ppoll = 73, SYS_vmsplice = 75, SYS_splice = 76, SYS_tee = 77,
-    SYS_waitid = 95, SYS_futex = 98, SYS_nanosleep = 101, SYS_clock_nanosleep = 115, SYS_restart_syscall = 128,
-    SYS_rt_sigprocmask = 135, SYS_rt_sigpending = 136, SYS_rt_sigtimedwait = 137,
+    SYS_exit_group = 94, SYS_waitid = 95, SYS_futex = 98, SYS_nanosleep = 101, SYS_clock_nanosleep = 115, SYS_restart_syscall = 128,
+    SYS_rt_sigprocmask = 135, SYS_rt_sigpending = 136, SYS_rt_sigtimedwait = 137, SYS_prctl = 167,
     SYS_semtimedop = 192, SYS_semop = 193, SYS_accept = 202, SYS_connect = 203, SYS_sendto = 206, SYS_recvfrom = 207,
-    SYS_sendmsg = 211, SYS_recvmsg = 212, SYS_munmap = 215, SYS_mmap = 222, SYS_mprotect = 226, SYS_munlock = 229,
+    SYS_sendmsg = 211, SYS_recvmsg = 212, SYS_munmap = 215, SYS_clone = 220, SYS_mmap = 222, SYS_mprotect = 226, SYS_munlock = 229,
     SYS_accept4 = 242, SYS_wait4 = 260, SYS_sendmmsg = 269, SYS_copy_file_range = 285, SYS_pwritev2 = 287,
-    SYS_epoll_pwait2 = 441,
+    SYS_close_range = 436, SYS_epoll_pwait2 = 441,
 }
 
 /// How well a thread that is blocked in system call `number` bears a stop: 0 best. `None` = it must not be stopped: the call

@@ -1,14 +1,14 @@
 //! Instructions, as far as the stubs need them. Encodings: Arm Architecture Reference Manual (DDI 0487), C6.2 and C7.2; the
 //! listing that `stub.rs` is compared with was made by another's disassembler.
 
-use super::STUB_BYTES;
+use super::LONGEST_STUB;
 
 /// A general register, by its number; 31 is `sp` or zero, as the instruction has it.
 pub(super) type X = u32;
 
 /// A stub in the making, on the stack: no allocation, since it is made between fork and exit.
 pub(super) struct Code {
-    bytes: [u8; STUB_BYTES],
+    bytes: [u8; LONGEST_STUB],
     len: usize,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Branch {
 impl Code {
     /// Filled with `brk #0`.
     pub(super) fn new() -> Self {
-        let mut bytes = [0; STUB_BYTES];
+        let mut bytes = [0; LONGEST_STUB];
         let (words, _) = bytes.as_chunks_mut::<4>();
         words.fill(0xd420_0000_u32.to_le_bytes());
         Self { bytes, len: 0 }
@@ -34,11 +34,11 @@ impl Code {
         self.len
     }
 
-    pub(super) const fn bytes(&self) -> [u8; STUB_BYTES] {
+    pub(super) const fn bytes(&self) -> [u8; LONGEST_STUB] {
         self.bytes
     }
 
-    /// A stub that were too long would be cut; the tests run every kind.
+    /// One that is too long is refused in the end.
     fn put_bytes(&mut self, bytes: &[u8]) {
         if let Some(place) = self.bytes.get_mut(self.len..self.len + bytes.len()) {
             place.copy_from_slice(bytes);
@@ -73,6 +73,11 @@ impl Code {
         if let Some(place) = self.bytes.get_mut(branch.at..branch.at + 4) {
             place.copy_from_slice(&whole.to_le_bytes());
         }
+    }
+
+    /// `udf #0`: no instruction.
+    pub(super) fn undefined(&mut self) {
+        self.put(0);
     }
 
     /// `b`
@@ -226,6 +231,6 @@ impl Code {
 
 /// True if a `b` anywhere in a stub at `stub` can go to `pc`: it has 26 bits, of words.
 pub(super) const fn in_reach(stub: u64, pc: u64) -> bool {
-    const REACH: u64 = (1 << 27) - STUB_BYTES as u64 - 4;
+    const REACH: u64 = (1 << 27) - LONGEST_STUB as u64 - 4;
     stub.abs_diff(pc) < REACH && pc.is_multiple_of(4) && stub.is_multiple_of(4)
 }

@@ -91,8 +91,11 @@ impl Registers {
 /// There are stubs, but no hooks.
 pub const CAN_ENTER: bool = false;
 
-/// Longest stub, in bytes; each has a slot of this size.
+/// A slot for a stub, in bytes. [`super::Job::Copy`] takes two of them.
 pub const STUB_BYTES: usize = 832;
+
+/// The longest stub. (The tests compile this beside another processor's, which has other slots.)
+const LONGEST_STUB: usize = super::MOST_SLOTS * STUB_BYTES;
 
 /// End of user space, of a process whose `highest` mapping ends there: kernels are built with 36 to 48 bits
 /// (`CONFIG_ARM64_VA_BITS`), and the stack is near the end.

@@ -31,10 +31,13 @@
 //! long as the page is not marked as clean).
 
 use super::calls::{
-    SYS_mmap, SYS_mprotect, SYS_munlock, SYS_munmap, SYS_restart_syscall, SYS_rt_sigpending, SYS_rt_sigprocmask,
+    SYS_clock_nanosleep, SYS_clone, SYS_close_range, SYS_exit_group, SYS_mmap, SYS_mprotect, SYS_munlock, SYS_munmap,
+    SYS_prctl, SYS_restart_syscall, SYS_rt_sigpending, SYS_rt_sigprocmask, SYS_wait4,
 };
-use super::code::{Code, X, in_reach};
-use super::{BTYPE, EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, FLAGS, Registers, STUB_BYTES, SVC_BYTES};
+use super::code::{Branch, Code, X, in_reach};
+use super::{
+    BTYPE, EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, FLAGS, LONGEST_STUB, Registers, STUB_BYTES, SVC_BYTES,
+};
 use crate::arch::{Job, Signals};
 
 const RESTARTED: u64 = 0;
@@ -49,6 +52,9 @@ const ALL_SIGNALS: u32 = 33;
 const BLOCKED: u32 = 34;
 const CAUGHT: u32 = 35;
 const NUMBER: u32 = 36;
+/// Of a copy only: how long it sleeps (`struct timespec`), and its name.
+const TIME: u32 = 37;
+const NAME: u32 = 39;
 
 /// 1 if the call was interrupted for good. Calls of functions leave it alone, as they do with the job's registers.
 const IS_INTERRUPTED: X = 19;
@@ -100,15 +106,23 @@ fn goes_on(stopped: &Registers) -> Option<GoesOn> {
 /// instruction: so it is the kernel that decides, when the thread gets to run, between making the call again (it then sets
 /// the program counter back by one instruction) and letting a signal that came meanwhile interrupt it. The stub remembers the
 /// decision, and acts on it after its job. While it works it blocks all signals; one that came in this time and has a
-/// handler interrupts the call as well.
+/// handler interrupts the call as well. `None` if it is too long for [`Job::room`].
 #[must_use]
-pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8; STUB_BYTES], Registers) {
+pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> Option<([u8; LONGEST_STUB], Registers)> {
     let mut code = Code::new();
     let mut enter = *stopped;
     enter.pstate &= !BTYPE;
     let goes_on = goes_on(stopped);
     let mut inputs = [(IS_INTERRUPTED, 0); 6];
-    begin(&mut code, stopped, goes_on.as_ref(), signals);
+    let start = begin(&mut code, stopped, goes_on.as_ref(), signals);
+    if let Job::Copy { seconds, nanos, name } = job {
+        let (halves, _) = name.as_chunks::<8>();
+        let words = halves.iter().map(|half| u64::from_le_bytes(*half));
+        for word in [seconds, nanos].into_iter().chain(words) {
+            code.word(word);
+        }
+    }
+    code.land(start);
     block(&mut code, ALL_SIGNALS);
     match job {
         Job::Map {
@@ -143,6 +157,8 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8;
             code.mov(1, LENGTH);
             code.call(SYS_munmap);
         }
+        Job::Copy { .. } => copy(&mut code),
+        Job::Reap { child } => reap(&mut code, child),
     }
     for (number, value) in inputs {
         enter.set(number, value);
@@ -162,8 +178,7 @@ pub fn stub(job: Job, stub: u64, stopped: &Registers, signals: Signals) -> ([u8;
     } else {
         enter.pc = stub + PLAIN;
     }
-    debug_assert!(code.len() <= STUB_BYTES);
-    (code.bytes(), enter)
+    (code.len() <= job.slots() * STUB_BYTES).then_some((code.bytes(), enter))
 }
 
 /// True if a stub at `stub` can send the thread back.
@@ -171,8 +186,8 @@ pub(super) const fn can_return(stub: u64, stopped: &Registers) -> bool {
     in_reach(stub, stopped.pc)
 }
 
-/// The entries and the words.
-fn begin(code: &mut Code, stopped: &Registers, goes_on: Option<&GoesOn>, signals: Signals) {
+/// The entries and the words; the branch over them.
+fn begin(code: &mut Code, stopped: &Registers, goes_on: Option<&GoesOn>, signals: Signals) -> Branch {
     let start_of_restarted = code.b();
     code.set_if_minus(IS_INTERRUPTED, 0, EINTR.unsigned_abs() as u32);
     debug_assert!(code.len() as u64 == PLAIN);
@@ -198,7 +213,7 @@ fn begin(code: &mut Code, stopped: &Registers, goes_on: Option<&GoesOn>, signals
         code.word(value);
     }
     debug_assert!(code.len() as u32 == WORDS_AT + (NUMBER + 1) * 8);
-    code.land(start);
+    start
 }
 
 /// `rt_sigprocmask(SIG_SETMASK, the word, NULL, 8)`
@@ -267,6 +282,46 @@ fn call(code: &mut Code, text_len: u32) {
     code.adr(WORDS, WORDS_AT as usize);
     code.ldr(1, WORDS, SP * 8);
     code.set_sp(1);
+}
+
+/// Makes a child by a plain `clone`: memory copied on write, an exit signal of 0, and the table of descriptors shared. The
+/// child takes an empty table of its own (so that what the program closes is closed), names itself, sleeps, and ends. It never
+/// comes out of here: if even `exit_group` were refused, it would end by an undefined instruction.
+fn copy(code: &mut Code) {
+    code.set(0, libc::CLONE_FILES as u32);
+    // Stack, the two places for a pid with the thread pointer between them: none.
+    for argument in 1..5 {
+        code.set(argument, 0);
+    }
+    code.call(SYS_clone);
+    let parent = code.cbnz(0);
+    code.set(0, 0);
+    code.set(1, u32::MAX);
+    code.set(2, libc::CLOSE_RANGE_UNSHARE);
+    code.call(SYS_close_range);
+    let end = code.cbnz(0);
+    code.set(0, libc::PR_SET_NAME as u32);
+    code.adr(1, (WORDS_AT + NAME * 8) as usize);
+    code.call(SYS_prctl);
+    code.set(0, libc::CLOCK_MONOTONIC as u32);
+    code.set(1, 0);
+    code.adr(2, (WORDS_AT + TIME * 8) as usize);
+    code.set(3, 0);
+    code.call(SYS_clock_nanosleep);
+    code.land(end);
+    code.set(0, 0);
+    code.call(SYS_exit_group);
+    code.undefined();
+    code.land(parent);
+}
+
+/// `wait4(child, NULL, __WALL | WNOHANG, NULL)`
+fn reap(code: &mut Code, child: i32) {
+    code.set(0, child as u32);
+    code.set(1, 0);
+    code.set(2, (libc::__WALL | libc::WNOHANG) as u32);
+    code.set(3, 0);
+    code.call(SYS_wait4);
 }
 
 /// Sets [`IS_INTERRUPTED`] if a signal waits that has a handler and is only blocked by us. The answer is written below the
@@ -374,7 +429,14 @@ mod tests {
         caught: 0x4012,
     };
 
-    fn all() -> [(&'static str, Job, Registers); 6] {
+    const COPY: Job = Job::Copy {
+        seconds: 60,
+        nanos: 5,
+        name: *b"pyheap-frozen\0\0\0",
+    };
+    const REAP: Job = Job::Reap { child: 77 };
+
+    fn all() -> [(&'static str, Job, Registers); 9] {
         [
             ("map, the call goes on", MAP, in_call(ERESTARTNOHAND)),
             ("map, locked, the call goes on", MAP_LOCKED, in_call(ERESTARTNOHAND)),
@@ -386,6 +448,9 @@ mod tests {
             ("call, in no call", CALL, thread()),
             ("unmap, the call goes on", UNMAP, in_call(ERESTARTNOHAND)),
             ("unmap, in no call", UNMAP, thread()),
+            ("copy, the call goes on", COPY, in_call(ERESTARTNOHAND)),
+            ("copy, in no call", COPY, thread()),
+            ("reap, the call goes on", REAP, in_call(ERESTARTNOHAND)),
         ]
     }
 
@@ -406,6 +471,12 @@ mod tests {
         u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
     }
 
+    /// Where the data among the instructions ends: where the last entry branches to.
+    fn start(bytes: &[u8]) -> usize {
+        let branch = u32::from_le_bytes(*bytes[PLAIN as usize..].first_chunk().unwrap());
+        PLAIN as usize + (branch & 0x03ff_ffff) as usize * 4
+    }
+
     /// What binutils' disassembler says of a stub's instructions; the data among them as words.
     fn disassembled(bytes: &[u8]) -> String {
         let file = std::env::temp_dir().join(format!("pyheap-stub-{}", std::process::id()));
@@ -418,7 +489,7 @@ mod tests {
         std::fs::remove_file(file).unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let lines = text.lines().skip_while(|line| !line.contains("<.data>:")).skip(1);
-        let start = WORDS_AT as usize + 37 * 8;
+        let start = start(bytes);
         lines.fold(String::new(), |mut listing, line| {
             let (offset, rest) = line.trim().split_once(":\t").unwrap();
             let at = usize::from_str_radix(offset, 16).unwrap();
@@ -438,7 +509,7 @@ mod tests {
         const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/stubs-aarch64.txt");
         if std::env::var_os("PYHEAP_BLESS").is_some() {
             let listing = all().into_iter().fold(String::new(), |mut listing, (name, job, regs)| {
-                let (bytes, _) = stub(job, AT, &regs, SIGNALS);
+                let (bytes, _) = stub(job, AT, &regs, SIGNALS).unwrap();
                 let used = words(&bytes).len() * 4;
                 write!(listing, "# {name}\n{}\n", disassembled(&bytes[..used])).unwrap();
                 listing
@@ -455,7 +526,7 @@ mod tests {
                 .filter(|line| !line.is_empty())
                 .map(|line| u32::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap())
                 .collect();
-            let (bytes, _) = stub(job, AT, &regs, SIGNALS);
+            let (bytes, _) = stub(job, AT, &regs, SIGNALS).unwrap();
             assert_eq!(words(&bytes), listed, "{name}");
         }
         assert!(parts.next().is_none());
@@ -464,10 +535,19 @@ mod tests {
     #[test]
     fn every_stub_fits_its_slot() {
         for (name, job, regs) in all() {
-            let (bytes, _) = stub(job, AT, &regs, SIGNALS);
+            let (bytes, _) = stub(job, AT, &regs, SIGNALS).expect(name);
             let used = words(&bytes).len() * 4;
-            assert!(used < STUB_BYTES, "{name} fills its slot");
+            assert!(used < job.slots() * STUB_BYTES, "{name} fills its slots");
         }
+    }
+
+    #[test]
+    fn a_copy_knows_its_time_and_its_name() {
+        let (bytes, enter) = stub(COPY, AT, &thread(), SIGNALS).unwrap();
+        assert_eq!((data(&bytes, TIME), data(&bytes, TIME + 1)), (60, 5));
+        let name = (WORDS_AT + super::NAME * 8) as usize;
+        assert_eq!(bytes[name..start(&bytes)], *b"pyheap-frozen\0\0\0");
+        assert_eq!(enter.pc, AT + PLAIN);
     }
 
     #[test]
@@ -479,7 +559,7 @@ mod tests {
             (ERESTART_RESTARTBLOCK, 128),
         ] {
             let regs = in_call(code);
-            let (bytes, enter) = stub(UNMAP, AT, &regs, SIGNALS);
+            let (bytes, enter) = stub(UNMAP, AT, &regs, SIGNALS).unwrap();
             // The kernel goes four bytes back to the first instruction, and puts the first argument back.
             assert_eq!((enter.pc, enter.x[0] as i64), (AT + 4, code));
             assert_eq!((enter.x[19], enter.x[8]), (0, NUMBER));
@@ -501,7 +581,7 @@ mod tests {
     #[test]
     fn a_complete_call_keeps_its_result_and_user_code_its_registers() {
         for regs in [in_call(17), in_call(-11), in_call(EINTR), thread()] {
-            let (bytes, enter) = stub(UNMAP, AT, &regs, SIGNALS);
+            let (bytes, enter) = stub(UNMAP, AT, &regs, SIGNALS).unwrap();
             assert_eq!((enter.pc, enter.x[0]), (AT + PLAIN, regs.x[0]));
             for number in 0..31 {
                 assert_eq!(data(&bytes, number), regs.get(number));
@@ -512,20 +592,20 @@ mod tests {
         // Not in a call: a number that happens to look like the kernel's.
         let mut regs = thread();
         regs.set(0, ERESTARTNOHAND as u64);
-        assert_eq!(stub(UNMAP, AT, &regs, SIGNALS).1.pc, AT + PLAIN);
+        assert_eq!(stub(UNMAP, AT, &regs, SIGNALS).unwrap().1.pc, AT + PLAIN);
     }
 
     #[test]
     fn a_receive_that_the_stop_ended_is_made_again() {
         let mut regs = in_call(EINTR);
         regs.call = 207;
-        let (_, enter) = stub(UNMAP, AT, &regs, SIGNALS);
+        let (_, enter) = stub(UNMAP, AT, &regs, SIGNALS).unwrap();
         assert_eq!((enter.pc, enter.x[0] as i64), (AT + INTERRUPTED, ERESTARTNOHAND));
     }
 
     #[test]
     fn only_a_handler_that_was_not_blocked_anyway_counts() {
-        let (bytes, _) = stub(MAP, AT, &in_call(ERESTARTNOHAND), SIGNALS);
+        let (bytes, _) = stub(MAP, AT, &in_call(ERESTARTNOHAND), SIGNALS).unwrap();
         assert_eq!((data(&bytes, BLOCKED), data(&bytes, CAUGHT)), (0x10, 0x4002));
     }
 

@@ -1,0 +1,205 @@
+//! The mappings of a process, and which of their pages are in memory.
+//!
+//! A page that is not there is not read either: reading it from outside would bring it there.
+
+use procfs::ProcResult;
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+/// Pages.
+pub const PAGE: u64 = 4096;
+/// Pages of address space that are looked up in all, 256 GiB: an entry for each is read.
+const MAX_PAGES: u64 = 64 << 20;
+/// Entries that are read at once.
+const ENTRIES: u64 = 64 << 10;
+
+/// What is mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// Private memory without a file.
+    Anonymous,
+    /// `[heap]`: what the C library got by `brk`.
+    Heap,
+    /// `[stack]`: the main thread's.
+    Stack,
+    /// A file.
+    File(String),
+    /// Shared memory: `/dev/shm`, memfd, System V, shared anonymous mappings.
+    Shared,
+    /// `[vdso]` and the like.
+    Kernel,
+}
+
+/// A mapping.
+#[derive(Debug, Clone)]
+pub struct Mapping {
+    /// Where.
+    pub range: Range<u64>,
+    /// Resident bytes, as the kernel says.
+    pub rss: u64,
+    /// What.
+    pub kind: Kind,
+    /// Device and inode of a file.
+    pub file: (i32, i32, u64),
+    /// It can be read, written, executed.
+    pub access: [bool; 3],
+}
+
+/// The mappings of `pid` with their resident bytes.
+///
+/// # Errors
+/// When the process is gone or may not be looked into.
+pub fn mappings(pid: i32) -> ProcResult<Vec<Mapping>> {
+    let maps = Process::new(pid)?.smaps()?;
+    Ok(maps.0.into_iter().map(mapping).collect())
+}
+
+fn mapping(map: MemoryMap) -> Mapping {
+    let shared = map.perms.contains(MMPermissions::SHARED);
+    let kind = match &map.pathname {
+        MMapPath::Heap => Kind::Heap,
+        MMapPath::Stack | MMapPath::TStack(_) => Kind::Stack,
+        MMapPath::Path(path) => {
+            let name = path.to_string_lossy();
+            // What has no name in a file system is shared memory.
+            let is_memory = ["/dev/shm/", "/memfd:", "/SYSV", "/dev/zero"]
+                .iter()
+                .any(|begin| name.starts_with(begin));
+            if is_memory {
+                Kind::Shared
+            } else {
+                Kind::File(name.into_owned())
+            }
+        }
+        MMapPath::Vsys(_) | MMapPath::Rollup | MMapPath::Vdso | MMapPath::Vvar | MMapPath::Vsyscall => Kind::Kernel,
+        // A name that the program gave (PR_SET_VMA_ANON_NAME): `[anon:…]`.
+        MMapPath::Anonymous | MMapPath::Other(_) if shared => Kind::Shared,
+        _ => Kind::Anonymous,
+    };
+    let can = |what| map.perms.contains(what);
+    Mapping {
+        range: map.address.0..map.address.1,
+        rss: map.extension.map.get("Rss").copied().unwrap_or(0),
+        kind,
+        file: (map.dev.0, map.dev.1, map.inode),
+        access: [
+            can(MMPermissions::READ),
+            can(MMPermissions::WRITE),
+            can(MMPermissions::EXECUTE),
+        ],
+    }
+}
+
+/// Ranges of addresses whose pages are in memory.
+#[derive(Debug, Default)]
+pub struct Resident {
+    /// Sorted, apart from each other, each with the bytes of all before it.
+    ranges: Vec<(Range<u64>, u64)>,
+    /// Address space that was not looked up, since there was too much of it.
+    pub unknown: u64,
+}
+
+impl Resident {
+    /// Looks up the pages of some of the `mappings` of `pid`, which are sorted.
+    ///
+    /// # Errors
+    /// When `/proc/PID/pagemap` cannot be read: it needs the rights of a debugger.
+    pub fn of<'a>(pid: i32, mappings: impl Iterator<Item = &'a Mapping>) -> std::io::Result<Self> {
+        const PRESENT: u64 = 1 << 63;
+        let file = File::open(format!("/proc/{pid}/pagemap"))?;
+        let mut found = Self::default();
+        let mut left = MAX_PAGES;
+        let mut entries = Vec::new();
+        for map in mappings.filter(|map| map.rss > 0) {
+            let (mut page, end) = (map.range.start / PAGE, map.range.end / PAGE);
+            if end.saturating_sub(page) > left {
+                found.unknown += map.range.end - map.range.start;
+                continue;
+            }
+            left -= end.saturating_sub(page);
+            while page < end {
+                let count = (end - page).min(ENTRIES);
+                entries.resize(count as usize * 8, 0);
+                file.read_exact_at(&mut entries, page * 8)?;
+                let (words, _) = entries.as_chunks::<8>();
+                for (number, word) in words.iter().enumerate() {
+                    if u64::from_le_bytes(*word) & PRESENT != 0 {
+                        found.add(page + number as u64);
+                    }
+                }
+                page += count;
+            }
+        }
+        Ok(found)
+    }
+
+    fn add(&mut self, page: u64) {
+        let start = page.saturating_mul(PAGE);
+        match self.ranges.last_mut() {
+            Some((range, _)) if range.end == start => range.end += PAGE,
+            _ => {
+                let before = self
+                    .ranges
+                    .last()
+                    .map_or(0, |(range, before)| before + (range.end - range.start));
+                self.ranges.push((start..start.saturating_add(PAGE), before));
+            }
+        }
+    }
+
+    /// Resident bytes below `address`.
+    fn below(&self, address: u64) -> u64 {
+        let next = self.ranges.partition_point(|(range, _)| range.start < address);
+        match next.checked_sub(1).and_then(|last| self.ranges.get(last)) {
+            Some((range, before)) => before + (address.min(range.end) - range.start),
+            None => 0,
+        }
+    }
+
+    /// Resident bytes within `range`; parts of pages count as parts.
+    #[must_use]
+    pub fn bytes(&self, range: &Range<u64>) -> u64 {
+        self.below(range.end).saturating_sub(self.below(range.start))
+    }
+
+    /// The resident parts of `range`.
+    pub fn parts(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let first = self.ranges.partition_point(|(part, _)| part.end <= range.start);
+        let rest = self.ranges.get(first..).unwrap_or_default();
+        rest.iter().map_while(move |(part, _)| {
+            (part.start < range.end).then(|| part.start.max(range.start)..part.end.min(range.end))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_parts_are_counted_to_the_byte() {
+        let mut resident = Resident::default();
+        for page in [1, 2, 5] {
+            resident.add(page);
+        }
+        assert_eq!(resident.bytes(&(0..u64::MAX)), 3 * PAGE);
+        assert_eq!(resident.bytes(&(PAGE + 100..PAGE + 300)), 200);
+        assert_eq!(resident.bytes(&(2 * PAGE..6 * PAGE)), 2 * PAGE);
+        assert_eq!(resident.bytes(&(3 * PAGE..5 * PAGE)), 0);
+        let parts: Vec<_> = resident.parts(2 * PAGE + 8..5 * PAGE + 8).collect();
+        assert_eq!(parts, [2 * PAGE + 8..3 * PAGE, 5 * PAGE..5 * PAGE + 8]);
+    }
+
+    #[test]
+    fn a_page_of_our_own_is_resident_once_it_is_touched() {
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let page = vec![1_u8; 64 << 10];
+        let at = page.as_ptr() as u64;
+        let maps = mappings(pid).unwrap();
+        let map = maps.iter().find(|map| map.range.contains(&at)).unwrap();
+        let resident = Resident::of(pid, std::iter::once(map)).unwrap();
+        assert_eq!(resident.bytes(&(at..at + page.len() as u64)), page.len() as u64);
+    }
+}

@@ -1,0 +1,485 @@
+//! Promise: `pyheap ps` finds every Python and says whether it can be attached to, and `pyheap doctor` names whatever stands in the
+//! way, by a code of its own and with what helps, and touches nothing.
+
+mod common;
+
+use common::interpreters;
+use common::picture::{Picture, tracer};
+use common::pyheap::{Finished, run, start_command};
+use common::target::Target;
+use common::{DEADLINE, have, is_root, scratch, skipped, until};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What `ps --json` says of a process.
+fn listed(pid: i32, more: &[&str]) -> Option<Value> {
+    let args = [&["ps", "--json"], more].concat();
+    let told = run(&args).expect_code(0).stdout;
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    let rows = told["processes"].as_array().expect("a list").clone();
+    rows.into_iter().find(|row| row["pid"] == pid)
+}
+
+#[test]
+fn processes_are_listed() {
+    const TEST: &str = "processes_are_listed";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let row = listed(target.pid, &[]).expect("it is listed");
+    let version = row["python"].as_str().unwrap_or_default();
+    assert!(version.starts_with(&format!("{}.", python.minor())), "{row}");
+    assert_eq!(
+        (&row["attachable"], &row["inside_pid"]),
+        (&true.into(), &target.pid.into()),
+        "{row}"
+    );
+    assert!(
+        row["rss_bytes"].as_u64() > Some(1 << 20) && row["threads"] == 1,
+        "{row}"
+    );
+    assert!(
+        row["command"]
+            .as_str()
+            .is_some_and(|command| command.contains("accuracy.py")),
+        "{row}"
+    );
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+    assert_eq!(row["user"].as_str(), user.map(|user| user.name).as_deref(), "{row}");
+
+    let watched = listed(target.pid, &["--watch", "100ms"]).expect("it is listed");
+    assert!(
+        watched["growth_bytes"].is_i64() && watched["watched_seconds"].as_f64() >= Some(0.1),
+        "{watched}"
+    );
+    assert!(listed(target.pid, &["--match", "accuracy[.]py 0.01$"]).is_some());
+    assert!(listed(target.pid, &["--match", "nothing like it"]).is_none());
+    run(["ps", "--match", "("]).expect_code(2);
+
+    let process = nix::unistd::Pid::from_raw(target.pid);
+    nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGSTOP).expect("our own child");
+    let stat = format!("/proc/{}/stat", target.pid);
+    let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
+    until("the stop", DEADLINE, || is_stopped().then_some(()));
+    let row = listed(target.pid, &[]).expect("it is listed");
+    assert!(
+        row["attachable"] == false && row["why_not"].as_str().is_some_and(|why| why.contains("kill -CONT")),
+        "{row}"
+    );
+    let table = run(["ps"]).expect_code(0);
+    table.expect_stdout("kill -CONT");
+    nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGCONT).expect("our own child");
+    target.exit_cleanly();
+}
+
+/// Python in a pid namespace: both of its numbers.
+#[test]
+fn numbers_inside_and_outside() {
+    const TEST: &str = "numbers_inside_and_outside";
+    let python = interpreters::any().filter(|_| is_root() && have("unshare"));
+    let Some(python) = python else {
+        skip!(TEST, "needs CPython, root rights and unshare")
+    };
+    let unshare = ["--pid", "--net", "--mount", "--fork", "--kill-child", "--mount-proc"];
+    let probe = Command::new("unshare").args(unshare).arg("true").status();
+    if !probe.is_ok_and(|status| status.success()) {
+        skip!(TEST, "namespaces cannot be made here");
+    }
+    let mut command = Command::new("unshare");
+    command.args(unshare).arg(&python.path);
+    command.args([&common::target_script("accuracy.py"), "0.01"]);
+    let target = Target::start_command(command, TEST);
+    let children = format!("/proc/{0}/task/{0}/children", target.pid);
+    let Some(pid) = until("the child", DEADLINE, || std::fs::read_to_string(&children).ok())
+        .split_whitespace()
+        .next()
+        .and_then(|pid| pid.parse::<i32>().ok())
+    else {
+        skip!(TEST, "this kernel does not list children");
+    };
+    let row = listed(pid, &[]).expect("it is listed");
+    assert_eq!(
+        (&row["inside_pid"], &row["attachable"]),
+        (&1.into(), &true.into()),
+        "{row}"
+    );
+    let told = run(["doctor", &pid.to_string()]).expect_code(0);
+    let told = told.expect_stdout("its own pid, mnt, net namespaces");
+    told.expect_stdout("its pid in there is 1");
+    target.exit_cleanly();
+}
+
+/// Sees that `doctor` ended with `code`, and that the check it names has failed, first of all, with a remedy if there is to be one.
+#[track_caller]
+fn fails(told: Finished, code: i32, check: &str, remedy: &str) {
+    let words = format!("{told:?}");
+    let told = told.expect_code(code);
+    let found: Value = serde_json::from_str(&told.stdout).unwrap_or_else(|error| panic!("{error}: {words}"));
+    assert_eq!(found["exit_code"], code, "{words}");
+    let first = found["checks"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|one| one["level"] == "fail");
+    let first = first.unwrap_or_else(|| panic!("nothing fails: {words}"));
+    assert!(first["check"] == check && first["code"] == code, "{first}\n{words}");
+    assert!(first["remedy"].to_string().contains(remedy), "{first}");
+    assert!(!told.stderr.contains("panicked"), "{words}");
+}
+
+fn doctor(pid: i32, more: &[&str]) -> Finished {
+    run([&["doctor", &pid.to_string(), "--json"], more].concat())
+}
+
+#[test]
+fn nothing_stands_in_the_way() {
+    const TEST: &str = "nothing_stands_in_the_way";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let before = Picture::of(target.pid);
+    let told = run(["doctor", &target.pid.to_string()]).expect_code(0);
+    let told = told.expect_stdout(&format!("pyheap record {}", target.pid));
+    for check in [
+        "user",
+        "capabilities",
+        "user namespace",
+        "yama",
+        "dumpable",
+        "security module",
+        "tracer",
+        "no_new_privs",
+    ] {
+        assert!(
+            told.stdout.contains(&format!("ok    {check} ")),
+            "{check}: {}",
+            told.stdout
+        );
+    }
+    for check in [
+        "seccomp",
+        "memfd_noexec",
+        "interpreter",
+        "offsets",
+        "symbols",
+        "remote debugging",
+        "hooks",
+        "cost",
+    ] {
+        assert!(told.stdout.contains(check), "{check}: {}", told.stdout);
+    }
+    let json: Value = serde_json::from_str(&doctor(target.pid, &[]).expect_code(0).stdout).expect("JSON");
+    assert!(json["cost"]["address_space_bytes"].as_u64() > Some(1 << 20), "{json}");
+    assert_eq!(before.differences(&Picture::of(target.pid), ""), Vec::<String>::new());
+    run(["doctor"]).expect_stdout("Python processes are to be seen");
+    target.exit_cleanly();
+}
+
+#[test]
+fn no_process_to_attach_to() {
+    let mut child = Command::new("true").spawn().expect("true runs");
+    let pid = i32::try_from(child.id()).expect("pids are below 2^22");
+    until("the end", DEADLINE, || {
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .ok()?
+            .contains(") Z ")
+            .then_some(())
+    });
+    fails(doctor(pid, &[]), 31, "process", "");
+    child.wait().expect("our own child");
+    fails(doctor(1 << 30, &[]), 30, "process", "");
+    let Some(python) = interpreters::any() else {
+        skip!("no_process_to_attach_to", "no CPython found")
+    };
+    let target = Target::start(&python, "hard.py", &["busy"]);
+    let threads = std::fs::read_dir(format!("/proc/{}/task", target.pid))
+        .expect("our own child")
+        .flatten();
+    let mut threads = threads.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let thread = threads.find(|tid| *tid != target.pid).expect("it has eight");
+    fails(doctor(thread, &[]), 32, "process", "");
+    target.exit_cleanly();
+}
+
+#[test]
+fn no_python() {
+    let mut cat = Command::new("sleep")
+        .arg("600")
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("sleep runs");
+    let pid = i32::try_from(cat.id()).expect("pids are below 2^22");
+    until("sleep", DEADLINE, || {
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        (exe.ends_with("sleep") || exe.ends_with("coreutils")).then_some(())
+    });
+    let told = doctor(pid, &[]);
+    let _ = cat.kill();
+    let _ = cat.wait();
+    fails(told, 50, "interpreter", "");
+    match interpreters::pypy() {
+        Some(pypy) => {
+            let target = Target::start(&pypy, "accuracy.py", &["0.01"]);
+            fails(doctor(target.pid, &[]), 51, "interpreter", "");
+            target.exit_cleanly();
+        }
+        None => skipped("no_python", "no pypy3"),
+    }
+}
+
+#[test]
+fn somebody_else_is_at_it() {
+    const TEST: &str = "somebody_else_is_at_it";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let dir = scratch();
+    let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+    let first = common::pyheap::record(target.pid, &base, &[]);
+    let owner = format!("kill -INT {}", first.pid());
+    fails(doctor(target.pid, &[]), 61, "hooks", &owner);
+    let row = listed(target.pid, &[]).expect("it is listed");
+    assert_eq!(row["recorded_by"], first.pid(), "{row}");
+    first.interrupt();
+    doctor(target.pid, &[]).expect_code(0);
+    if have("strace") {
+        let pid = target.pid.to_string();
+        let mut strace = Command::new("strace");
+        strace
+            .args(["-f", "-p", &pid, "-o", "/dev/null"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut strace = strace.spawn().expect("strace runs");
+        let by = until("strace", DEADLINE, || Some(tracer(target.pid)).filter(|&by| by != 0));
+        let told = doctor(target.pid, &[]);
+        strace.kill().expect("our own child");
+        let _ = strace.wait();
+        fails(told, 60, "tracer", &by.to_string());
+    } else {
+        skipped(TEST, "no strace");
+    }
+    target.exit_cleanly();
+}
+
+#[test]
+fn states_that_do_not_bear_it() {
+    const TEST: &str = "states_that_do_not_bear_it";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    let mut rows = vec![
+        ("stopped", 71, "state", "kill -CONT"),
+        ("address_space_exhausted", 76, "state", "prlimit"),
+    ];
+    if is_root() {
+        rows.push(("seccomp_errno", 74, "seccomp", "seccomp=unconfined"));
+    }
+    for (state, code, check, remedy) in rows {
+        let mut target = Target::start(&python, "states.py", &[state]);
+        if state == "stopped" {
+            let stat = format!("/proc/{}/stat", target.pid);
+            let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
+            until("the stop", DEADLINE, || is_stopped().then_some(()));
+        } else if target.ask("STATUS", "STATUS")["wrong"] != Value::Array(vec![]) {
+            skipped(state, "this kernel does not have it");
+            continue;
+        }
+        if state == "seccomp_errno" {
+            // What a filter says is not seen without a stop, and nobody stops it unasked.
+            let told = doctor(target.pid, &[]).expect_code(0);
+            told.expect_stdout("--read-filters");
+            fails(doctor(target.pid, &["--read-filters"]), code, check, remedy);
+        } else {
+            fails(doctor(target.pid, &[]), code, check, remedy);
+        }
+        if state == "stopped" {
+            let pid = nix::unistd::Pid::from_raw(target.pid);
+            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGCONT).expect("our own child");
+        }
+        assert_eq!(target.ask("STATUS", "STATUS")["wrong"], Value::Array(vec![]), "{state}");
+        target.ask("EXIT", "DONE");
+        assert!(target.wait().success(), "{state}: {}", target.stderr());
+    }
+}
+
+/// `setpriv` to a user who owns nothing.
+fn nobody(more: &[&str]) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .args(more)
+        .arg("--");
+    command
+}
+
+/// Whatever the kernel can have against it, with pyheap as a user without rights.
+#[test]
+fn permissions() {
+    const TEST: &str = "permissions";
+    let python = interpreters::some(&["deb-3.11"]).into_iter().next();
+    let Some(python) = python.filter(|_| is_root() && have("setpriv") && have("unshare")) else {
+        skip!(TEST, "needs root rights, setpriv, unshare and the system's Python")
+    };
+    let dir = scratch();
+    let pyheap = dir.path().join("pyheap");
+    common::copy_program(common::pyheap::binary(), &pyheap);
+    for file in ["states.py", "protocol.py"] {
+        std::fs::copy(common::target_script(file), dir.path().join(file)).expect("room for a copy");
+    }
+    let start = |mut command: Command, state: &str| {
+        command.arg(&python.path).arg(dir.path().join("states.py")).arg(state);
+        Target::start_command(command, state)
+    };
+    let without = ["--inh-caps=-all"];
+    let as_nobody = |pid: i32, wrapper: &[&str]| {
+        let mut command = nobody(&without);
+        command
+            .args(wrapper)
+            .arg(&pyheap)
+            .args(["doctor", &pid.to_string(), "--json"]);
+        start_command(command).finish(DEADLINE)
+    };
+    let end = |mut target: Target| {
+        target.ask("EXIT", "DONE");
+        assert!(target.wait().success());
+    };
+
+    let mut plain = Command::new("env");
+    plain.arg("--");
+    let target = start(plain, "sleep");
+    fails(as_nobody(target.pid, &[]), 40, "user", "sudo pyheap");
+    end(target);
+
+    let target = start(nobody(&without), "not_dumpable");
+    fails(as_nobody(target.pid, &[]), 42, "dumpable", "setcap");
+    end(target);
+
+    let with = [
+        "--inh-caps=-all,+net_bind_service",
+        "--ambient-caps=-all,+net_bind_service",
+    ];
+    let target = start(nobody(&with), "sleep");
+    fails(as_nobody(target.pid, &[]), 43, "capabilities", "SYS_PTRACE");
+    end(target);
+
+    // pyheap in a user namespace of its own has no rights outside of it.
+    let target = start(nobody(&without), "sleep");
+    as_nobody(target.pid, &[]).expect_code(0);
+    let own_root = ["unshare", "--user", "--map-root-user", "--"];
+    let mut probe = nobody(&without);
+    if probe
+        .args(own_root)
+        .arg("true")
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        fails(as_nobody(target.pid, &own_root), 44, "user namespace", "SYS_PTRACE");
+    } else {
+        skipped(TEST, "user namespaces cannot be made here");
+    }
+    // And under a filter that forbids it to trace.
+    let script =
+        "import os, sys, states; states.seccomp(states.for_call(101, 0x00050001)); os.execv(sys.argv[1], sys.argv[1:])";
+    let mut command = Command::new(&python.path);
+    command.env("PYTHONPATH", dir.path()).args(["-c", script]).arg(&pyheap);
+    command.args(["doctor", &target.pid.to_string(), "--json"]);
+    fails(
+        start_command(command).finish(DEADLINE),
+        46,
+        "own seccomp",
+        "cap-add=SYS_PTRACE",
+    );
+    end(target);
+}
+
+/// The switch of 3.14 and later is honoured, and can be overridden by its name only. The Python is another system's, in a `chroot`
+/// with a C library of its own; what it does is found and named from outside.
+#[test]
+fn remote_debugging_that_is_switched_off() {
+    const TEST: &str = "remote_debugging_that_is_switched_off";
+    let root = interpreters::other_root().filter(|_| is_root() && have("chroot"));
+    let Some(root) = root else {
+        skip!(TEST, "needs root rights and another system with a CPython 3.14")
+    };
+    let inside = tempfile::tempdir_in(&root).expect("room in it");
+    for name in ["accuracy.py", "protocol.py"] {
+        std::fs::copy(common::target_script(name), inside.path().join(name)).expect("room in it");
+    }
+    let script = Path::new("/")
+        .join(inside.path().file_name().expect("a name"))
+        .join("accuracy.py");
+    let dir = scratch();
+    let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+    let start = |option: &[&str], variable: Option<&str>| {
+        let mut command = Command::new("chroot");
+        command
+            .arg(&root)
+            .arg("/usr/bin/python3.14")
+            .arg("-B")
+            .args(option)
+            .arg(&script)
+            .arg("0.01");
+        command.envs(variable.map(|value| ("PYTHON_DISABLE_REMOTE_DEBUG", value)));
+        Target::start_command(command, TEST)
+    };
+    let target = start(&[], None);
+    let told = doctor(target.pid, &[]).expect_code(0);
+    assert!(told.stdout.contains("CPython 3.14"), "{}", told.stdout);
+    target.exit_cleanly();
+    for target in [start(&["-X", "disable-remote-debug"], None), start(&[], Some("1"))] {
+        let pid = target.pid.to_string();
+        let before = Picture::of(target.pid);
+        fails(
+            doctor(target.pid, &[]),
+            78,
+            "remote debugging",
+            "--even-if-remote-debug-disabled",
+        );
+        let row = listed(target.pid, &[]).expect("it is listed");
+        assert_eq!(row["attachable"], false, "{row}");
+        let refused = run(["record", &pid, "--duration", "1s", "-o", &base]).expect_code(7);
+        refused.expect_stderr("--even-if-remote-debug-disabled");
+        assert_eq!(before.differences(&Picture::of(target.pid), ""), Vec::<String>::new());
+        assert!(!Path::new(&format!("{base}._hpm")).exists());
+        let named = [
+            "record",
+            &pid,
+            "--duration",
+            "50ms",
+            "-o",
+            &base,
+            "--even-if-remote-debug-disabled",
+        ];
+        run(named).expect_code(0);
+        std::fs::remove_file(format!("{base}._hpm")).expect("it was recorded");
+        target.exit_cleanly();
+    }
+}
+
+/// Completions and manual pages are made, and name what there is.
+#[test]
+fn completions_and_manual_pages() {
+    let dir = scratch();
+    for (shell, check) in [("bash", &["-n"][..]), ("zsh", &["-n"]), ("fish", &["--no-execute"])] {
+        let told = run(["completions", shell]).expect_code(0).stdout;
+        assert!(told.contains("doctor") && told.contains("when-rss"), "{shell}: {told}");
+        if have(shell) {
+            let file = dir.path().join(shell);
+            std::fs::write(&file, told).expect("our own folder");
+            let status = Command::new(shell).args(check).arg(&file).status().expect("it runs");
+            assert!(status.success(), "{shell} does not take its completions");
+        }
+    }
+    run(["man"]).expect_code(0).expect_stdout(".SH SUBCOMMANDS");
+    run(["man", "record"]).expect_code(0).expect_stdout("when\\-rss");
+    run(["man", "nothing"]).expect_code(2);
+    run(["man", "--dir", dir.path().to_str().expect("UTF-8")]).expect_code(0);
+    assert!(dir.path().join("pyheap-doctor.1").is_file());
+    let version = run(["--version"]).expect_code(0);
+    version.expect_stdout("protocol");
+}
