@@ -121,21 +121,28 @@ fn needed() -> [Needed; 10] {
 /// What a stub that makes a copy of the process, the copy, and the stub that reaps it, call.
 fn needed_for_copy() -> [Needed; 10] {
     const AT: u64 = 0x7f00_0000_0000;
+    let number = |call: libc::c_long| call as u32;
+    let all = [0, u64::from(u32::MAX), u64::from(libc::CLOSE_RANGE_UNSHARE), 0, 0, 0];
+    let name = [libc::PR_SET_NAME as u64, AT, 0, 0, 0, 0];
+    let sleep = [libc::CLOCK_MONOTONIC as u64, 0, AT, 0, 0, 0];
+    let status = [1000, 0, (libc::__WALL | libc::WNOHANG) as u64, 0, 0, 0];
+    let block = [libc::SIG_SETMASK as u64, AT, 0, 8, 0, 0];
+    let page = [AT, 4096, libc::MADV_DONTNEED as u64, 0, 0, 0];
     [
-        ("clone", 56, [libc::CLONE_FILES as u64, 0, 0, 0, 0, 0]),
         (
-            "close_range",
-            436,
-            [0, u64::from(u32::MAX), u64::from(libc::CLOSE_RANGE_UNSHARE), 0, 0, 0],
+            "clone",
+            number(libc::SYS_clone),
+            [libc::CLONE_FILES as u64, 0, 0, 0, 0, 0],
         ),
-        ("prctl", 157, [libc::PR_SET_NAME as u64, AT, 0, 0, 0, 0]),
-        ("clock_nanosleep", 230, [libc::CLOCK_MONOTONIC as u64, 0, AT, 0, 0, 0]),
-        ("exit_group", 231, [0; 6]),
-        ("wait4", 61, [1000, 0, (libc::__WALL | libc::WNOHANG) as u64, 0, 0, 0]),
-        ("rt_sigprocmask", 14, [libc::SIG_SETMASK as u64, AT, 0, 8, 0, 0]),
-        ("rt_sigpending", 127, [AT, 8, 0, 0, 0, 0]),
-        ("rt_sigreturn", 15, [0; 6]),
-        ("madvise", 28, [AT, 4096, libc::MADV_DONTNEED as u64, 0, 0, 0]),
+        ("close_range", number(libc::SYS_close_range), all),
+        ("prctl", number(libc::SYS_prctl), name),
+        ("clock_nanosleep", number(libc::SYS_clock_nanosleep), sleep),
+        ("exit_group", number(libc::SYS_exit_group), [0; 6]),
+        ("wait4", number(libc::SYS_wait4), status),
+        ("rt_sigprocmask", number(libc::SYS_rt_sigprocmask), block),
+        ("rt_sigpending", number(libc::SYS_rt_sigpending), [AT, 8, 0, 0, 0, 0]),
+        ("rt_sigreturn", number(libc::SYS_rt_sigreturn), [0; 6]),
+        ("madvise", number(libc::SYS_madvise), page),
     ]
 }
 
