@@ -241,9 +241,11 @@ fn install(domain: u8) -> bool {
     let before = original(domain);
     let wrappers = wrappers(domain, mode(domain).load(Ordering::Relaxed));
     let with_wrappers = || {
-        before.functions.into_iter().zip(wrappers).map(|(function, wrapper)| {
-            if wrapper.is_null() { function } else { wrapper as u64 }
-        })
+        before.functions.into_iter().zip(wrappers).map(
+            |(function, wrapper)| {
+                if wrapper.is_null() { function } else { wrapper as u64 }
+            },
+        )
     };
     // Where the address is only a symbol's, what is there tells whether it is the one.
     let is_live = |words: &[&AtomicU64; 4]| {
@@ -255,7 +257,10 @@ fn install(domain: u8) -> bool {
         && is_live(&words)
     {
         for ((word, new), old) in words.iter().zip(with_wrappers()).zip(before.functions) {
-            if word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            if word
+                .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
+                .is_err()
+            {
                 return false;
             }
         }
@@ -265,7 +270,9 @@ fn install(domain: u8) -> bool {
     for (place, function) in new.functions.iter_mut().zip(with_wrappers()) {
         *place = function;
     }
-    if new != *before && let Some(set) = access(config!(set_allocator)) {
+    if new != *before
+        && let Some(set) = access(config!(set_allocator))
+    {
         if read_allocator(domain).as_ref() != Some(before) {
             return false;
         }
