@@ -328,7 +328,7 @@ fn wait_for(slot: &Slot, deadline: Instant) {
     let thread = Pid::from_raw(slot.tid.load(Ordering::Acquire));
     // One that is starved of a processor executes nothing of its own either, so nobody else need be held for it.
     let state = match hijack::wait_for_stop_or_starve(thread, deadline, Duration::ZERO) {
-        Stop::Ours | Stop::Group => match ptrace::getregs(thread) {
+        Stop::Ours | Stop::Group => match arch::registers(thread) {
             Ok(regs) => {
                 let at = arch::doing(&regs);
                 slot.call.store(at.call.unwrap_or(u64::MAX), Ordering::Release);

@@ -467,6 +467,71 @@ pub(crate) fn wait_for_stop_or_starve(tid: Pid, mut deadline: Instant, starved: 
     }
 }
 
+/// Brings a thread that stands before system call `number` to the end of that call, where its registers tell how it goes on: lets
+/// it make the call, interrupted at once. Only where [`arch::at_call`] says so: where the kernel does not show otherwise how it
+/// goes on with a call that the stop has interrupted. Whatever happens to us, the call goes on as after any stop.
+///
+/// # Errors
+/// [`Stop::Ours`] if it is stopped, but not there; else it is not.
+fn end_of_call(
+    thread: Pid,
+    before: &Registers,
+    number: u64,
+    args: [u64; 6],
+    deadline: Instant,
+) -> Result<Registers, Stop> {
+    /// Calls that end with EINTR, or short, are worse.
+    const BEST: u8 = 2;
+    if arch::restart_class(number, args).is_none_or(|class| class > BEST) {
+        return Err(Stop::Ours);
+    }
+    for is_end in [false, true] {
+        if is_end && ptrace::interrupt(thread).is_err() {
+            return Err(Stop::Gone);
+        }
+        ptrace::syscall(thread, None).map_err(|_| Stop::Gone)?;
+        if let Some(signal) = wait_in_call(thread, (Instant::now() + STOP_DEADLINE).min(deadline))? {
+            // It goes to the program first.
+            let asked = ptrace::interrupt(thread);
+            resume(thread, signal);
+            asked.map_err(|_| Stop::Gone)?;
+            return Err(wait_for_stop(thread, Instant::now() + STOP_DEADLINE));
+        }
+    }
+    let now = arch::registers(thread).map_err(|_| Stop::Gone)?;
+    arch::ended_call(before, &now).ok_or(Stop::Ours)
+}
+
+/// Waits until `thread` stops at the beginning or the end of a call; or for another reason, with a signal to pass on or 0.
+fn wait_in_call(thread: Pid, deadline: Instant) -> Result<Option<i32>, Stop> {
+    let begun = Instant::now();
+    loop {
+        let mut status = 0;
+        // SAFETY: writes one integer.
+        let answer = unsafe { libc::waitpid(thread.as_raw(), &raw mut status, libc::__WALL | libc::WNOHANG) };
+        if answer == 0 {
+            let now = Instant::now();
+            if now > deadline {
+                return Err(Stop::Late);
+            }
+            if now - begun > SPIN {
+                wait_for_child_signal(deadline - now);
+            }
+            continue;
+        }
+        if answer < 0 || !libc::WIFSTOPPED(status) {
+            return Err(Stop::Gone);
+        }
+        let (signal, event) = (libc::WSTOPSIG(status), status >> 16);
+        return match event {
+            0 if signal & 0x80 != 0 => Ok(None),
+            0 => Ok(Some(signal)),
+            libc::PTRACE_EVENT_STOP if signal != libc::SIGTRAP => Err(Stop::Group),
+            _ => Ok(Some(0)),
+        };
+    }
+}
+
 /// Lets a stopped thread go on, with a signal that it was about to get.
 fn resume(tid: Pid, signal: i32) {
     // SAFETY: PTRACE_CONT has no pointer arguments.
@@ -628,9 +693,9 @@ fn put_frame(
         iov_base: xstate.as_mut_ptr().cast(),
         iov_len: xstate.len(),
     };
-    const NT_X86_XSTATE: usize = 0x202;
+    let note = arch::XSTATE_NOTE;
     // SAFETY: writes at most `iov_len` bytes to the local array (ptrace(2), PTRACE_GETREGSET).
-    let answer = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, thread.as_raw(), NT_X86_XSTATE, &raw mut vector) };
+    let answer = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, thread.as_raw(), note, &raw mut vector) };
     let mask = signal_mask(thread)?;
     let xstate = xstate.get(..vector.iov_len).filter(|_| answer == 0)?;
     let mut frame = [0; arch::RETURN_FRAME_BYTES];
@@ -653,12 +718,12 @@ fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
     let nobody = Pid::from_raw(i32::MAX);
     let _ = (
         ptrace::interrupt(nobody),
-        ptrace::getregs(nobody),
+        arch::registers(nobody),
         signal_pending(nobody),
     );
     let _ = (
         signal_mask(nobody),
-        ptrace::setregs(nobody, regs),
+        arch::set_registers(nobody, &regs),
         ptrace::detach(nobody, None),
     );
     match way {
@@ -824,7 +889,9 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                 }
             }
             let stopped = Instant::now();
-            let Ok(regs) = ptrace::getregs(thread) else { continue };
+            let Ok(mut regs) = arch::registers(thread) else {
+                continue;
+            };
             if arch::is_foreign(&regs) {
                 let _ = ptrace::detach(thread, None);
                 return fail(THIRTY_TWO, 0, tid);
@@ -836,6 +903,30 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
             }
             if signal_pending(thread) {
                 let _ = ptrace::detach(thread, None);
+                fail(TIMEOUT, 0, tid);
+                continue;
+            }
+            if let (Way::Stub { .. }, Some((number, args))) = (way, arch::at_call(&regs)) {
+                match end_of_call(thread, &regs, number, args, deadline) {
+                    Ok(ended) => regs = ended,
+                    Err(stop) => {
+                        // Elsewhere meanwhile: it may be better to take later.
+                        if matches!(stop, Stop::Ours | Stop::Group) {
+                            let _ = ptrace::detach(thread, None);
+                        }
+                        late |= matches!(stop, Stop::Late);
+                        fail(TIMEOUT, 0, tid);
+                        continue;
+                    }
+                }
+            }
+            let stub = match way {
+                Way::Stub { at, .. } => Some(at),
+                Way::Return { .. } => None,
+            };
+            if !arch::fit(thread, &regs, stub) {
+                let _ = ptrace::detach(thread, None);
+                unfit = true;
                 fail(TIMEOUT, 0, tid);
                 continue;
             }
@@ -879,7 +970,7 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                 }
             };
             // The commit point.
-            if ptrace::setregs(thread, enter).is_err() {
+            if arch::set_registers(thread, &enter).is_err() {
                 continue;
             }
             let _ = ptrace::detach(thread, None);
@@ -947,7 +1038,7 @@ fn look_at(threads: &[i32], answers: &[AtomicU32], watch: &Watch) -> bool {
             continue;
         }
         let answer = if stopped {
-            let inside = ptrace::getregs(thread).map_or(true, |regs: Registers| {
+            let inside = arch::registers(thread).map_or(true, |regs| {
                 watch.holds(&regs) || watch.is_interrupted(tid, arch::stack_pointer(&regs))
             });
             let _ = ptrace::detach(thread, None);

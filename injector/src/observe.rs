@@ -45,7 +45,6 @@ impl Watch {
     /// leads back there. Makes system calls only, so it may be used between fork and exit.
     #[must_use]
     pub fn is_interrupted(&self, tid: i32, sp: u64) -> bool {
-        const INSTRUCTION: usize = arch::FRAME_INSTRUCTION / 8;
         if self.stack.contains(&sp) {
             return true;
         }
@@ -57,7 +56,7 @@ impl Watch {
         };
         (0..len / 8).any(|at| {
             word(at).is_some_and(|value| {
-                let frame = Some(value) == self.restorer && word(at + INSTRUCTION).is_some_and(|pc| self.has(pc));
+                let frame = arch::interrupted(word, at, self.restorer).is_some_and(|pc| self.has(pc));
                 frame || self.stubs.contains(&value) || self.page.contains(&value)
             })
         })

@@ -12,7 +12,7 @@
     reason = "fork, ptrace requests that nix does not have, raw system calls"
 )]
 
-use crate::arch::PtraceRequest;
+use crate::arch::{AUDIT_ARCH, PtraceRequest};
 use crate::hijack::{self, Shared};
 use crate::observe;
 use nix::sys::ptrace;
@@ -94,14 +94,23 @@ fn needed() -> [Needed; 10] {
         (libc::PROT_READ | libc::PROT_WRITE) as u64,
         (libc::PROT_READ | libc::PROT_EXEC) as u64,
     );
-    let madvise = |advice: i32| ("madvise", 28, [AT, LEN, advice as u64, 0, 0, 0]);
+    let number = |call: libc::c_long| call as u32;
+    let madvise = |advice: i32| {
+        let args = [AT, LEN, advice as u64, 0, 0, 0];
+        ("madvise", number(libc::SYS_madvise), args)
+    };
+    let block = [libc::SIG_SETMASK as u64, AT, 0, 8, 0, 0];
     [
-        ("mmap", 9, [AT, LEN, read_write, map, u64::MAX, 0]),
-        ("mprotect to executable", 10, [AT, LEN, read_exec, 0, 0, 0]),
-        ("munmap", 11, [AT, LEN, 0, 0, 0, 0]),
-        ("rt_sigprocmask", 14, [libc::SIG_SETMASK as u64, AT, 0, 8, 0, 0]),
-        ("rt_sigpending", 127, [AT, 8, 0, 0, 0, 0]),
-        ("rt_sigreturn", 15, [0; 6]),
+        ("mmap", number(libc::SYS_mmap), [AT, LEN, read_write, map, u64::MAX, 0]),
+        (
+            "mprotect to executable",
+            number(libc::SYS_mprotect),
+            [AT, LEN, read_exec, 0, 0, 0],
+        ),
+        ("munmap", number(libc::SYS_munmap), [AT, LEN, 0, 0, 0, 0]),
+        ("rt_sigprocmask", number(libc::SYS_rt_sigprocmask), block),
+        ("rt_sigpending", number(libc::SYS_rt_sigpending), [AT, 8, 0, 0, 0, 0]),
+        ("rt_sigreturn", number(libc::SYS_rt_sigreturn), [0; 6]),
         madvise(libc::MADV_DONTFORK),
         madvise(18), // MADV_WIPEONFORK
         madvise(libc::MADV_NOHUGEPAGE),
@@ -112,21 +121,28 @@ fn needed() -> [Needed; 10] {
 /// What a stub that makes a copy of the process, the copy, and the stub that reaps it, call.
 fn needed_for_copy() -> [Needed; 10] {
     const AT: u64 = 0x7f00_0000_0000;
+    let number = |call: libc::c_long| call as u32;
+    let all = [0, u64::from(u32::MAX), u64::from(libc::CLOSE_RANGE_UNSHARE), 0, 0, 0];
+    let name = [libc::PR_SET_NAME as u64, AT, 0, 0, 0, 0];
+    let sleep = [libc::CLOCK_MONOTONIC as u64, 0, AT, 0, 0, 0];
+    let status = [1000, 0, (libc::__WALL | libc::WNOHANG) as u64, 0, 0, 0];
+    let block = [libc::SIG_SETMASK as u64, AT, 0, 8, 0, 0];
+    let page = [AT, 4096, libc::MADV_DONTNEED as u64, 0, 0, 0];
     [
-        ("clone", 56, [libc::CLONE_FILES as u64, 0, 0, 0, 0, 0]),
         (
-            "close_range",
-            436,
-            [0, u64::from(u32::MAX), u64::from(libc::CLOSE_RANGE_UNSHARE), 0, 0, 0],
+            "clone",
+            number(libc::SYS_clone),
+            [libc::CLONE_FILES as u64, 0, 0, 0, 0, 0],
         ),
-        ("prctl", 157, [libc::PR_SET_NAME as u64, AT, 0, 0, 0, 0]),
-        ("clock_nanosleep", 230, [libc::CLOCK_MONOTONIC as u64, 0, AT, 0, 0, 0]),
-        ("exit_group", 231, [0; 6]),
-        ("wait4", 61, [1000, 0, (libc::__WALL | libc::WNOHANG) as u64, 0, 0, 0]),
-        ("rt_sigprocmask", 14, [libc::SIG_SETMASK as u64, AT, 0, 8, 0, 0]),
-        ("rt_sigpending", 127, [AT, 8, 0, 0, 0, 0]),
-        ("rt_sigreturn", 15, [0; 6]),
-        ("madvise", 28, [AT, 4096, libc::MADV_DONTNEED as u64, 0, 0, 0]),
+        ("close_range", number(libc::SYS_close_range), all),
+        ("prctl", number(libc::SYS_prctl), name),
+        ("clock_nanosleep", number(libc::SYS_clock_nanosleep), sleep),
+        ("exit_group", number(libc::SYS_exit_group), [0; 6]),
+        ("wait4", number(libc::SYS_wait4), status),
+        ("rt_sigprocmask", number(libc::SYS_rt_sigprocmask), block),
+        ("rt_sigpending", number(libc::SYS_rt_sigpending), [AT, 8, 0, 0, 0, 0]),
+        ("rt_sigreturn", number(libc::SYS_rt_sigreturn), [0; 6]),
+        ("madvise", number(libc::SYS_madvise), page),
     ]
 }
 
@@ -375,9 +391,8 @@ fn answer_of(result: Option<u32>) -> Option<Answer> {
     }
 }
 
-/// `struct seccomp_data` for a call on x86-64.
+/// `struct seccomp_data` for a call on this processor.
 fn data(number: u32, args: [u64; 6]) -> [u8; 64] {
-    const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
     let mut bytes = [0; 64];
     let mut put = |at: usize, word: &[u8]| {
         if let Some(place) = bytes.get_mut(at..at + word.len()) {
@@ -385,7 +400,7 @@ fn data(number: u32, args: [u64; 6]) -> [u8; 64] {
         }
     };
     put(0, &number.to_le_bytes());
-    put(4, &AUDIT_ARCH_X86_64.to_le_bytes());
+    put(4, &AUDIT_ARCH.to_le_bytes());
     for (index, arg) in args.into_iter().enumerate() {
         put(16 + index * 8, &arg.to_le_bytes());
     }
@@ -463,7 +478,7 @@ mod tests {
     fn for_call(number: u32, result: u32) -> Vec<Instruction> {
         vec![
             i(0x20, 0, 0, 4), // architecture
-            i(0x15, 1, 0, 0xc000_003e),
+            i(0x15, 1, 0, AUDIT_ARCH),
             i(0x06, 0, 0, 0x8000_0000),
             i(0x20, 0, 0, 0),
             i(0x15, 0, 1, number),

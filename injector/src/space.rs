@@ -8,8 +8,6 @@ use pyheap_protocol::RemoteAddr;
 
 /// Pages.
 const PAGE: u64 = 4096;
-/// End of user space on x86-64 with four page-table levels.
-const USER_END: u64 = 0x7fff_ffff_f000;
 /// Lowest address that we choose.
 const USER_START: u64 = 0x1_0000_0000;
 
@@ -27,11 +25,13 @@ pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
 pub fn gap(maps: &[MemoryMap], len: u64, salt: u64) -> Option<u64> {
     let mut largest = (0, 0);
     let mut end = USER_START;
+    let highest = maps.iter().map(|map| map.address.1).max().unwrap_or(0);
+    let user_end = arch::user_end(highest);
     let taken = maps
         .iter()
         .map(|map| map.address)
-        .filter(|&(start, _)| start < USER_END);
-    for (start, next) in taken.chain([(USER_END, USER_END)]) {
+        .filter(|&(start, _)| start < user_end);
+    for (start, next) in taken.chain([(user_end, user_end)]) {
         if start > end && start - end > largest.1 {
             largest = (end, start - end);
         }
@@ -132,7 +132,7 @@ fn last_page_of_file(memory: &ProcessMemory, map: &MemoryMap) -> Option<Vec<u8>>
 }
 
 /// Instructions of the target's C library for [`crate::hijack::call`]: the first that are found in it, or else in the
-/// program (which may be linked statically).
+/// program (which may be linked statically). Where these have no restorer, the kernel's own is used (vDSO).
 #[must_use]
 pub fn gadgets(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<Gadgets> {
     const MAX_TEXT_BYTES: u64 = 8 << 20;
@@ -158,12 +158,16 @@ pub fn gadgets(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<Gadgets> {
         .chain(texts.filter(is_program))
         .find_map(|map| {
             let len = (map.address.1 - map.address.0).min(MAX_TEXT_BYTES);
-            gadgets_in(memory, map.address.0, len)
+            let (call, own) = gadgets_in(memory, map.address.0, len)?;
+            let call = call?;
+            let restorer = own.or_else(|| vdso_restorer(memory, maps))?;
+            Some(Gadgets { call, restorer })
         })
 }
 
-/// The first of each kind in `len` bytes from `start` on. Read in pieces: they are near the beginning of a C library.
-fn gadgets_in(memory: &impl RemoteMemory, start: u64, len: u64) -> Option<Gadgets> {
+/// The call and the restorer, the first of each in `len` bytes from `start` on, as far as they are there. Read in pieces:
+/// they are near the beginning of a C library. `None` if it cannot be read before both are found.
+fn gadgets_in(memory: &impl RemoteMemory, start: u64, len: u64) -> Option<(Option<u64>, Option<u64>)> {
     const PIECE: u64 = 64 << 10;
     let overlap = arch::CALL_GADGET.len().max(arch::RESTORER_GADGET.len()) as u64;
     let (mut call, mut restorer) = (None, None);
@@ -171,17 +175,28 @@ fn gadgets_in(memory: &impl RemoteMemory, start: u64, len: u64) -> Option<Gadget
         let bytes = memory
             .read_vec(RemoteAddr(start + at), (PIECE + overlap).min(len - at) as usize)
             .ok()?;
-        let find = |wanted: &[u8]| {
-            let place = bytes.windows(wanted.len()).position(|window| window == wanted)?;
-            Some(start + at + place as u64)
-        };
-        call = call.or_else(|| find(arch::CALL_GADGET));
-        restorer = restorer.or_else(|| find(arch::RESTORER_GADGET));
-        if let (Some(call), Some(restorer)) = (call, restorer) {
-            return Some(Gadgets { call, restorer });
+        let in_text = |wanted| find(&bytes, wanted).map(|place| start + at + place);
+        call = call.or_else(|| in_text(arch::CALL_GADGET));
+        restorer = restorer.or_else(|| in_text(arch::RESTORER_GADGET));
+        if call.is_some() && restorer.is_some() {
+            break;
         }
     }
-    None
+    Some((call, restorer))
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<u64> {
+    let at = bytes.windows(wanted.len()).position(|window| window == wanted);
+    at.map(|at| at as u64)
+}
+
+/// What signal handlers return to if the C library does not say where: on aarch64, glibc does not.
+fn vdso_restorer(memory: &ProcessMemory, maps: &[MemoryMap]) -> Option<u64> {
+    const MAX_VDSO_BYTES: u64 = 1 << 20;
+    let (start, end) = maps.iter().find(|map| map.pathname == MMapPath::Vdso)?.address;
+    let len = (end - start).min(MAX_VDSO_BYTES) as usize;
+    let bytes = memory.read_vec(RemoteAddr(start), len).ok()?;
+    find(&bytes, arch::RESTORER_GADGET).map(|offset| start + offset)
 }
 
 /// The mappings that may be stacks of threads.
@@ -219,13 +234,15 @@ mod tests {
             let mut text = vec![0_u8; len];
             text[place..place + arch::RESTORER_GADGET.len()].copy_from_slice(arch::RESTORER_GADGET);
             let start = text.as_ptr().addr() as u64;
-            assert!(gadgets_in(&own, start, len as u64).is_none());
+            assert_eq!(
+                gadgets_in(&own, start, len as u64),
+                Some((None, Some(start + place as u64)))
+            );
             let other = if place < 50 << 10 { 70 << 10 } else { 40 << 10 };
             text[other..other + arch::CALL_GADGET.len()].copy_from_slice(arch::CALL_GADGET);
-            let found = gadgets_in(&own, start, len as u64).unwrap();
             assert_eq!(
-                (found.restorer - start, found.call - start),
-                (place as u64, other as u64)
+                gadgets_in(&own, start, len as u64),
+                Some((Some(start + other as u64), Some(start + place as u64)))
             );
         }
     }

@@ -5,7 +5,12 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
-#[cfg(target_arch = "aarch64")]
+// Its instructions are only bytes: the tests make and check them everywhere.
+#[cfg(any(test, target_arch = "aarch64"))]
+#[cfg_attr(
+    not(target_arch = "aarch64"),
+    allow(dead_code, unused_imports, reason = "the tests use the parts that make bytes")
+)]
 mod aarch64;
 #[cfg(target_arch = "aarch64")]
 pub use aarch64::*;
@@ -76,16 +81,24 @@ pub enum Job {
     },
 }
 
+/// The most slots of [`STUB_BYTES`] that a stub takes.
+const MOST_SLOTS: usize = 2;
+
 /// The longest stub, in bytes.
-pub const LONGEST_STUB: usize = 2 * STUB_BYTES;
+pub const LONGEST_STUB: usize = MOST_SLOTS * STUB_BYTES;
 
 impl Job {
-    /// How long its stub may be, in bytes: one slot or two.
+    /// How long its stub may be, in bytes.
     #[must_use]
     pub const fn room(&self) -> usize {
+        self.slots() * STUB_BYTES
+    }
+
+    /// And in slots.
+    const fn slots(&self) -> usize {
         match self {
-            Self::Copy { .. } => LONGEST_STUB,
-            _ => STUB_BYTES,
+            Self::Copy { .. } => MOST_SLOTS,
+            _ => 1,
         }
     }
 }
@@ -122,8 +135,8 @@ impl Call {
 /// Instructions of the target's own C library.
 #[derive(Debug, Clone, Copy)]
 pub struct Gadgets {
-    /// `syscall; ret`
+    /// A system call and a return.
     pub call: u64,
-    /// `mov $15, %rax; syscall`: what signal handlers return to.
+    /// What signal handlers return to: the call of `rt_sigreturn`.
     pub restorer: u64,
 }

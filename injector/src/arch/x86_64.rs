@@ -2,6 +2,8 @@
 
 use super::{Call, Gadgets, Job, LONGEST_STUB, Signals};
 use libc::user_regs_struct;
+use nix::sys::ptrace;
+use nix::unistd::Pid;
 
 /// Registers of a thread.
 pub type Registers = user_regs_struct;
@@ -11,6 +13,15 @@ pub const CAN_ENTER: bool = true;
 
 /// A slot for a stub, in bytes. [`Job::Copy`] takes two of them.
 pub const STUB_BYTES: usize = 480;
+
+/// End of user space: with four levels of page tables, which is what a process gets that does not ask for more.
+#[must_use]
+pub const fn user_end(_highest: u64) -> u64 {
+    0x7fff_ffff_f000
+}
+
+/// What seccomp's filters know this processor by: `AUDIT_ARCH_X86_64` (`uapi/linux/audit.h`).
+pub const AUDIT_ARCH: u32 = 0xc000_003e;
 
 const SYS_MMAP: u64 = 9;
 const SYS_MPROTECT: u64 = 10;
@@ -29,6 +40,41 @@ const ERESTARTNOINTR: i64 = -513;
 const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 const EINTR: i64 = -4;
+
+/// The registers of a stopped thread.
+///
+/// # Errors
+/// Those of ptrace: it is gone, or not stopped.
+pub fn registers(tid: Pid) -> nix::Result<Registers> {
+    ptrace::getregs(tid)
+}
+
+/// Sets the registers of a stopped thread, all at once.
+///
+/// # Errors
+/// Those of ptrace; nothing has changed then.
+pub fn set_registers(tid: Pid, regs: &Registers) -> nix::Result<()> {
+    ptrace::setregs(tid, *regs)
+}
+
+/// The system call that a thread is about to make, where how it goes on cannot be seen before it has: here it can, see
+/// [`resumed`].
+#[must_use]
+pub const fn at_call(_stopped: &Registers) -> Option<(u64, [u64; 6])> {
+    None
+}
+
+/// The registers at the end of a call, for a thread that stood `before` it, see [`at_call`].
+#[must_use]
+pub const fn ended_call(_before: &Registers, now: &Registers) -> Option<Registers> {
+    Some(*now)
+}
+
+/// True if a stub at `stub`, or a frame of ours (`None`), can resume a stopped thread with all that it has: here any.
+#[must_use]
+pub const fn fit(_tid: Pid, _stopped: &Registers, _stub: Option<u64>) -> bool {
+    true
+}
 
 /// True if the kernel would restart the call that the thread was stopped in.
 #[must_use]
@@ -154,9 +200,14 @@ pub const fn starts_timeout_anew(number: u64, args: [u64; 6]) -> bool {
     number == 128 && args[2] != 0
 }
 
-/// Where a signal frame holds the interrupted instruction, from the return address that begins it: in `ucontext`, after
-/// flags, link and stack, the 17th word of `sigcontext`.
-pub const FRAME_INSTRUCTION: usize = 8 + 40 + 16 * 8;
+/// The instruction that a signal has interrupted, if a signal's frame begins at the `at`th word of a stack: with the address of
+/// the `restorer`. `word` gives words of that stack.
+pub fn interrupted(word: impl Fn(usize) -> Option<u64>, at: usize, restorer: Option<u64>) -> Option<u64> {
+    /// In `ucontext`, after flags, link and stack, the 17th word of `sigcontext`.
+    const INSTRUCTION: usize = 8 + 40 + 16 * 8;
+    let is_frame = word(at)? == restorer?;
+    if is_frame { word(at + INSTRUCTION / 8) } else { None }
+}
 
 /// Asks the processor everything that [`stub`] and [`return_frame`] need to know. The answers are kept; in a virtual
 /// machine a question takes some 20 µs, so it must not be asked while a thread stands still.
@@ -514,9 +565,12 @@ pub const RETURN_FRAME_BYTES: usize = 20 << 10;
 /// Largest extended state that it takes.
 pub const MAX_XSTATE_BYTES: usize = 16 << 10;
 
-/// The bytes of [`Gadgets`].
+/// The extended state that it takes with it: `NT_X86_XSTATE`.
+pub const XSTATE_NOTE: usize = 0x202;
+
+/// The bytes of [`Gadgets`]: `syscall; ret`.
 pub const CALL_GADGET: &[u8] = &[0x0f, 0x05, 0xc3];
-/// See [`CALL_GADGET`].
+/// `mov $15, %rax; syscall`
 pub const RESTORER_GADGET: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
 /// As [`resumed`], for a thread that is resumed by `rt_sigreturn`, which resets the restart block of a call that is to go on
