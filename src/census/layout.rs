@@ -9,30 +9,11 @@
 //! What is found with these is checked where it is read, by the types of objects and by lists that close: an offset that is
 //! wrong gives an error, not a number.
 
+use crate::frames::layout::objects::{NONE, Table, by_name};
 use crate::frames::layout::{Layout, ObjectLayout};
 
-/// There is no such field.
-const NONE: u64 = u64::MAX;
-
-/// Minor version, and whether it is the free-threaded build.
-const COLUMNS: [(u8, bool); 12] = [
-    (7, false),
-    (8, false),
-    (9, false),
-    (10, false),
-    (11, false),
-    (12, false),
-    (13, false),
-    (13, true),
-    (14, false),
-    (14, true),
-    (15, false),
-    (15, true),
-];
-
-/// C path and offset in bytes, a column each version.
 #[rustfmt::skip]
-const TABLE: &[(&str, [u64; 12])] = &[
+const TABLE: &Table = &[
     //                                     3.7   3.8   3.9  3.10  3.11  3.12  3.13 3.13t  3.14 3.14t  3.15 3.15t
     ("_PyRuntimeState.gc.generation0", [496, 440, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE]),
     ("_PyRuntimeState.gc.permanent_generation", [512, 448, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE, NONE]),
@@ -146,13 +127,7 @@ impl CensusLayout {
     /// The offsets that go with `layout`; `None` for a version that is not in the table.
     #[must_use]
     pub fn of(layout: &Layout) -> Option<Self> {
-        let column = COLUMNS
-            .iter()
-            .position(|column| *column == (layout.minor, layout.free_threaded))?;
-        let maybe = |name: &str| {
-            let (_, offsets) = TABLE.iter().find(|(known, _)| *known == name)?;
-            offsets.get(column).copied().filter(|offset| *offset != NONE)
-        };
+        let maybe = by_name(TABLE, layout.minor, layout.free_threaded)?;
         let in_runtime = layout.minor <= 8;
         let of = |field: &str| {
             maybe(&format!(

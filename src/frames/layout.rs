@@ -11,7 +11,7 @@
 use super::version::{Build, SUPPORTED_MINORS};
 
 mod debug_offsets;
-mod objects;
+pub(crate) mod objects;
 mod v3_07;
 mod v3_08;
 mod v3_09;

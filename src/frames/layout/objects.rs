@@ -11,6 +11,9 @@
 
 use super::Layout;
 
+/// A table of offsets: C path and offset in bytes, a column each version.
+pub(crate) type Table = [(&'static str, [u64; COLUMNS.len()])];
+
 /// Minor version, and whether it is the free-threaded build.
 const COLUMNS: [(u8, bool); 12] = [
     (7, false),
@@ -28,11 +31,10 @@ const COLUMNS: [(u8, bool); 12] = [
 ];
 
 /// There is no such field.
-const NONE: u64 = u64::MAX;
+pub(crate) const NONE: u64 = u64::MAX;
 
-/// C path and offset in bytes, a column each version.
 #[rustfmt::skip]
-const TABLE: &[(&str, [u64; 12])] = &[
+const TABLE: &Table = &[
     //                                     3.7   3.8   3.9  3.10  3.11  3.12  3.13 3.13t  3.14 3.14t  3.15 3.15t
     ("_PyRuntimeState.ceval.gil", [1264, 1152, 352, 352, 360, NONE, NONE, NONE, NONE, NONE, NONE, NONE]),
     ("PyInterpreterState.ceval.gil", [NONE, NONE, NONE, NONE, NONE, 384, 16, 16, 16, 16, 16, 16]),
@@ -55,6 +57,15 @@ const TABLE: &[(&str, [u64; 12])] = &[
     ("PyDictValues.valid", [NONE, NONE, NONE, NONE, NONE, NONE, 3, 3, 3, 3, 3, 3]),
     ("MANAGED_DICT_OFFSET", [NONE, NONE, NONE, NONE, 24, 24, 24, 8, 24, 8, 24, 8]),
 ];
+
+/// Looks offsets of one version up in a table; `None` for a version that has no column.
+pub(crate) fn by_name(table: &'static Table, minor: u8, free_threaded: bool) -> Option<impl Fn(&str) -> Option<u64>> {
+    let column = COLUMNS.iter().position(|column| *column == (minor, free_threaded))?;
+    Some(move |name: &str| {
+        let (_, offsets) = table.iter().find(|(known, _)| *known == name)?;
+        offsets.get(column).copied().filter(|offset| *offset != NONE)
+    })
+}
 
 /// Where the GIL's state is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,13 +126,7 @@ impl ObjectLayout {
         /// `sizeof(PyObject)` less the type: 8, and in free-threaded builds 24.
         const DEFAULT_OB_TYPE: u64 = 8;
         let free_threaded = layout.ob_type != DEFAULT_OB_TYPE;
-        let column = COLUMNS
-            .iter()
-            .position(|column| *column == (layout.minor, free_threaded))?;
-        let maybe = |name: &str| {
-            let (_, offsets) = TABLE.iter().find(|(known, _)| *known == name)?;
-            offsets.get(column).copied().filter(|offset| *offset != NONE)
-        };
+        let maybe = by_name(TABLE, layout.minor, free_threaded)?;
         let gil = match maybe("_PyRuntimeState.ceval.gil") {
             Some(offset) => GilPlace::Runtime(offset),
             None => GilPlace::Interpreter(maybe("PyInterpreterState.ceval.gil")?),
