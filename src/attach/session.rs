@@ -603,10 +603,8 @@ fn is_wrapped(memory: &ProcessMemory, identity: &Identity) -> bool {
     let text = text_of(identity);
     let calls = |found: Found| match found {
         Found::Region(other) if other.base != identity.base => {
-            let originals = read_originals(memory, &other).into_iter().flatten();
-            originals
-                .into_iter()
-                .any(|original| original.functions.iter().any(|function| text.contains(function)))
+            let mut originals = read_originals(memory, &other).into_iter().flatten();
+            originals.any(|original| original.functions.iter().any(|function| text.contains(function)))
         }
         _ => false,
     };
@@ -783,13 +781,18 @@ fn pid_namespace() -> u32 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| u32::try_from(namespace.ino()).unwrap_or(0))
 }
 
+/// The pyheap that has made a region, alive or not.
+fn owner_of(identity: &Identity) -> Option<ProcessId> {
+    Some(ProcessId {
+        pid: i32::try_from(identity.owner_pid).ok()?,
+        start_time: identity.owner_start,
+    })
+}
+
 /// The pyheap that a region belongs to, if it is alive: by its pid and start time, or (it may live in another pid
 /// namespace) by its heartbeat.
 fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
-    let owner = ProcessId {
-        pid: i32::try_from(identity.owner_pid).ok()?,
-        start_time: identity.owner_start,
-    };
+    let owner = owner_of(identity)?;
     if owner.is_alive() {
         return Some(identity.owner_pid);
     }
@@ -819,11 +822,7 @@ fn live_owner(pid: i32, identity: &Identity) -> Option<u32> {
 pub fn recorder_of(pid: i32) -> Option<u32> {
     regions(pid).iter().find_map(|found| match found {
         Found::Region(identity) if !is_copy(pid, identity) => {
-            let owner = ProcessId {
-                pid: i32::try_from(identity.owner_pid).ok()?,
-                start_time: identity.owner_start,
-            };
-            owner.is_alive().then_some(identity.owner_pid)
+            owner_of(identity)?.is_alive().then_some(identity.owner_pid)
         }
         _ => None,
     })

@@ -5,13 +5,12 @@ use super::layout::Layouts;
 use super::marks::{Marks, Met};
 use super::{count, lists};
 use crate::census::kinds::flag;
+use crate::dump::image::{BASE, Image};
 use crate::frames::SUPPORTED_MINORS;
 use crate::frames::layout::Layout;
-use pyheap_injector::{MemoryError, RemoteAddr, RemoteMemory};
 use rand::{RngExt, SeedableRng};
 use std::time::{Duration, Instant};
 
-const BASE: u64 = 0x10_0000;
 const BYTES: usize = 0x8000;
 const OWNER: u64 = BASE;
 const META: u64 = BASE + 0x2800;
@@ -21,21 +20,11 @@ const OBJECTS: u64 = BASE + 0x5000;
 const NAMES: u64 = BASE + 0x4000;
 const LISTS: u64 = 20;
 
-/// 32 KiB at `BASE`.
-#[derive(Clone)]
-struct Image(Vec<u8>);
-
 impl Image {
-    fn put(&mut self, at: u64, value: u64) {
-        let at = (at - BASE) as usize;
-        self.0[at..at + 8].copy_from_slice(&value.to_le_bytes());
-    }
-
     fn put_type(&mut self, at: &Layouts, address: u64, name: &str, flags: u64, basic: u64) {
         const READY: u64 = 1 << 12;
         let text = NAMES + (address - META) / 8;
-        let start = (text - BASE) as usize;
-        self.0[start..start + name.len()].copy_from_slice(name.as_bytes());
+        self.text(text, name.as_bytes());
         self.put(address, 1);
         self.put(address + at.base.ob_type, META);
         self.put(address + at.base.tp_name, text);
@@ -44,20 +33,9 @@ impl Image {
     }
 }
 
-impl RemoteMemory for Image {
-    fn read_into(&self, addr: RemoteAddr, buf: &mut [u8]) -> Result<(), MemoryError> {
-        let len = buf.len();
-        let at = addr.0.checked_sub(BASE).and_then(|at| usize::try_from(at).ok());
-        let bytes = at.and_then(|at| self.0.get(at..at.checked_add(len)?));
-        let source = std::io::ErrorKind::NotFound.into();
-        buf.copy_from_slice(bytes.ok_or(MemoryError::Read { addr, len, source })?);
-        Ok(())
-    }
-}
-
 /// `LISTS` lists in the second generation, each with the same string of four letters twice, and room for one more.
 fn image(at: &Layouts) -> Image {
-    let mut image = Image(vec![0; BYTES]);
+    let mut image = Image::new(BYTES);
     let lists = at.census.lists.unwrap();
     image.put_type(at, META, "type", flag::TYPE | flag::HAVE_GC, 880);
     image.put_type(at, LIST, "list", flag::LIST | flag::HAVE_GC, 40);

@@ -10,6 +10,8 @@
 
 pub mod budget;
 pub mod core;
+#[cfg(test)]
+pub(crate) mod image;
 pub mod live;
 pub mod native;
 pub mod objects;

@@ -258,44 +258,16 @@ fn proper(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dump::image::{BASE, Image};
     use crate::frames::SUPPORTED_MINORS;
-    use pyheap_injector::MemoryError;
     use rand::{RngExt, SeedableRng};
 
-    const BASE: u64 = 0x10_0000;
     const BYTES: usize = 0x4000;
     const TYPE: u64 = BASE + 0x400;
     const META: u64 = BASE + 0x800;
     const NAME: u64 = BASE + 0xc00;
     const BLOCK: u64 = BASE + 0x1000;
     const TYPE_NAME: u64 = BASE + 0x1400;
-
-    /// 16 KiB at `BASE`.
-    #[derive(Clone)]
-    struct Image(Vec<u8>);
-
-    impl Image {
-        fn put(&mut self, at: u64, value: u64) {
-            let at = (at - BASE) as usize;
-            self.0[at..at + 8].copy_from_slice(&value.to_le_bytes());
-        }
-
-        fn text(&mut self, at: u64, text: &[u8]) {
-            let at = (at - BASE) as usize;
-            self.0[at..at + text.len()].copy_from_slice(text);
-        }
-    }
-
-    impl RemoteMemory for Image {
-        fn read_into(&self, addr: RemoteAddr, buf: &mut [u8]) -> Result<(), MemoryError> {
-            let len = buf.len();
-            let at = addr.0.checked_sub(BASE).and_then(|at| usize::try_from(at).ok());
-            let bytes = at.and_then(|at| self.0.get(at..at.checked_add(len)?));
-            let source = std::io::ErrorKind::NotFound.into();
-            buf.copy_from_slice(bytes.ok_or(MemoryError::Read { addr, len, source })?);
-            Ok(())
-        }
-    }
 
     fn put_type(image: &mut Image, layout: &Layout, address: u64, of: u64, flags: u64) {
         let at = ObjectLayout::of(layout).unwrap();
@@ -307,7 +279,7 @@ mod tests {
 
     /// A type whose objects are looked after by the garbage collector, with an object of it in a block.
     fn image(layout: &Layout, flags: u64, before: u64) -> Image {
-        let mut image = Image(vec![0; BYTES]);
+        let mut image = Image::new(BYTES);
         put_type(&mut image, layout, TYPE, META, flags);
         put_type(&mut image, layout, META, META, flag::TYPE | flag::HAVE_GC);
         image.put(META + layout.tp_name, TYPE_NAME);

@@ -355,11 +355,11 @@ pub fn resolved<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dump::image::{BASE, Image};
     use crate::frames::SUPPORTED_MINORS;
     use rand::{RngExt, SeedableRng};
     use std::time::Duration;
 
-    const BASE: u64 = 0x10_0000;
     const BYTES: usize = 0x1_0000;
     const RUNTIME: u64 = BASE;
     const INTERPRETER: u64 = BASE + 0x4000;
@@ -367,49 +367,34 @@ mod tests {
     const FRAMES: [u64; 3] = [BASE + 0xa000, BASE + 0xa400, BASE + 0xa800];
     const CODE: u64 = BASE + 0xb000;
 
-    /// 64 KiB at `BASE`.
-    struct Image(Vec<u8>);
-
     impl Image {
-        fn put(&mut self, base: u64, offset: u64, value: u64) {
-            let at = (base + offset - BASE) as usize;
-            self.0[at..at + 8].copy_from_slice(&value.to_le_bytes());
-        }
-    }
-
-    impl RemoteMemory for Image {
-        fn read_into(&self, addr: RemoteAddr, buf: &mut [u8]) -> Result<(), MemoryError> {
-            let len = buf.len();
-            let at = addr.0.checked_sub(BASE).and_then(|at| usize::try_from(at).ok());
-            let bytes = at.and_then(|at| self.0.get(at..at.checked_add(len)?));
-            let source = std::io::ErrorKind::NotFound.into();
-            buf.copy_from_slice(bytes.ok_or(MemoryError::Read { addr, len, source })?);
-            Ok(())
+        fn field(&mut self, base: u64, offset: u64, value: u64) {
+            self.put(base + offset, value);
         }
     }
 
     /// One interpreter with two threads; the first has three frames, the second none.
     fn image(layout: &Layout) -> Image {
-        let mut image = Image(vec![0; BYTES]);
-        image.put(RUNTIME, layout.runtime.interpreters_head, INTERPRETER);
-        image.put(INTERPRETER, layout.interpreter.threads_head, THREADS[0]);
-        image.put(THREADS[0], layout.thread.next, THREADS[1]);
+        let mut image = Image::new(BYTES);
+        image.field(RUNTIME, layout.runtime.interpreters_head, INTERPRETER);
+        image.field(INTERPRETER, layout.interpreter.threads_head, THREADS[0]);
+        image.field(THREADS[0], layout.thread.next, THREADS[1]);
         for thread in THREADS {
-            image.put(thread, layout.thread.interp, INTERPRETER);
-            image.put(thread, layout.thread.thread_id, thread + 1);
+            image.field(thread, layout.thread.interp, INTERPRETER);
+            image.field(thread, layout.thread.thread_id, thread + 1);
             if let TopFrame::ByCFrame { cframe, .. } = layout.thread.top {
-                image.put(thread, cframe, thread + 0x800);
+                image.field(thread, cframe, thread + 0x800);
             }
         }
         match layout.thread.top {
-            TopFrame::Direct(offset) => image.put(THREADS[0], offset, FRAMES[0]),
-            TopFrame::ByCFrame { current_frame, .. } => image.put(THREADS[0] + 0x800, current_frame, FRAMES[0]),
+            TopFrame::Direct(offset) => image.field(THREADS[0], offset, FRAMES[0]),
+            TopFrame::ByCFrame { current_frame, .. } => image.field(THREADS[0] + 0x800, current_frame, FRAMES[0]),
         }
         for (number, frame) in FRAMES.into_iter().enumerate() {
-            image.put(frame, layout.frame.code, CODE);
+            image.field(frame, layout.frame.code, CODE);
             let instr = layout.code.code_adaptive.map_or(6, |start| CODE + start + 6);
-            image.put(frame, layout.frame.instr, instr);
-            image.put(frame, layout.frame.back, FRAMES.get(number + 1).copied().unwrap_or(0));
+            image.field(frame, layout.frame.instr, instr);
+            image.field(frame, layout.frame.back, FRAMES.get(number + 1).copied().unwrap_or(0));
             if let Some(owner) = layout.frame.owner {
                 // The one byte only: its word holds other fields.
                 image.0[(frame + owner - BASE) as usize] = 0;
@@ -460,9 +445,9 @@ mod tests {
         for minor in SUPPORTED_MINORS {
             let layout = Layout::of_minor(minor).unwrap();
             let mut image = image(&layout);
-            image.put(FRAMES[2], layout.frame.back, FRAMES[0]);
-            image.put(THREADS[1], layout.thread.next, THREADS[0]);
-            image.put(INTERPRETER, layout.interpreter.next, INTERPRETER);
+            image.field(FRAMES[2], layout.frame.back, FRAMES[0]);
+            image.field(THREADS[1], layout.thread.next, THREADS[0]);
+            image.field(INTERPRETER, layout.interpreter.next, INTERPRETER);
             let found = walk(&image, &layout, Duration::from_secs(60)).unwrap();
             assert_eq!(found.len(), 2, "3.{minor}");
             let (_, stack) = &found[1];
@@ -485,7 +470,7 @@ mod tests {
                     let base = [RUNTIME, INTERPRETER, THREADS[0], THREADS[1], FRAMES[0], FRAMES[2], CODE];
                     let base = base[random.random_range(0..base.len())];
                     let to = BASE + random.random_range(0..BYTES as u64 + 0x100);
-                    image.put(base, 8 * random.random_range(0..0x80), to);
+                    image.field(base, 8 * random.random_range(0..0x80), to);
                 }
                 // Many of these have no end but the budget's.
                 let _ = walk(&image, &layout, Duration::from_millis(2));
