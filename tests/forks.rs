@@ -116,6 +116,9 @@ fn children_are_recorded_into_files_of_their_own() {
                 .is_ok_and(|m| m.len() > 100)
                 .then_some(())
         });
+        // The copy of the hooks that it was forked with does not keep it waiting: it goes with the child's own.
+        let info = pyheap::run(["info", &child.to_string()]).expect_code(0);
+        assert_eq!(info.stdout.matches("pyheap at ").count(), 2, "{info:?}");
         recording.interrupt();
         let rows = common::report::top(&files, &[]).rows;
         assert!(

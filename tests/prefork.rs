@@ -190,7 +190,8 @@ fn gunicorn_under_load() {
             });
             events.next().map(|entry| entry.path())
         });
-        recording.interrupt();
+        let end = recording.interrupt();
+        assert!(!end.stderr.contains("not recorded"), "{name}: {end:?}");
         server.is_clean(&format!("{name}, all"));
         let events = files.to_str().expect("UTF-8").trim_end_matches("._hpd");
         let rows = pyheap::run(["events", events]).expect_code(0);

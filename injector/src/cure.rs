@@ -72,6 +72,18 @@ pub enum Inert {
     /// A thread was inside for too long.
     #[error("a thread was still inside")]
     Busy,
+    /// [`silence`] was asked for, no more.
+    #[error("it goes when the recording ends")]
+    Later,
+}
+
+/// How far to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// The originals back.
+    Silent,
+    /// The memory away, too. Given the time when [`silence`] put the originals back, that is not done again.
+    Gone { silent_since: Option<Instant> },
 }
 
 /// Takes a region of ours out of `pid`. `verify` re-reads the interpreter's allocators: true if none of them points into
@@ -79,7 +91,30 @@ pub enum Inert {
 ///
 /// # Errors
 /// See [`CureError`]; the region can be cured again later.
-pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> bool) -> Result<Cure, CureError> {
+pub fn cure(
+    pid: i32,
+    found: &Found,
+    silent_since: Option<Instant>,
+    verify: impl Fn(&std::ops::Range<u64>) -> bool,
+) -> Result<Cure, CureError> {
+    take_out(pid, found, Depth::Gone { silent_since }, verify)
+}
+
+/// Only puts the originals back, if our wrappers are installed; a region without them is cured. Quick, where the proof that
+/// no thread can come back to the code takes a second: that can wait until the next recording ends.
+///
+/// # Errors
+/// See [`CureError`].
+pub fn silence(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> bool) -> Result<Cure, CureError> {
+    take_out(pid, found, Depth::Silent, verify)
+}
+
+fn take_out(
+    pid: i32,
+    found: &Found,
+    depth: Depth,
+    verify: impl Fn(&std::ops::Range<u64>) -> bool,
+) -> Result<Cure, CureError> {
     let memory = ProcessMemory::new(pid);
     let mut hijacks = Vec::new();
     if let Found::Region(identity) = found {
@@ -116,33 +151,36 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
             .iter()
             .any(|&s| s as u64 == status)
     };
-    let mut stopped = false;
+    let was_stopped = word(offset_of!(Control, status))? == StartStatus::Stopped as u64;
+    let mut silent_since = match depth {
+        Depth::Gone { silent_since } => silent_since.filter(|_| was_stopped && verify(&text)),
+        Depth::Silent => None,
+    };
     loop {
-        if is_started(word(offset_of!(Control, status))?) || !verify(&text) {
-            stopped = true;
-            match stop(pid, &memory, &identity, &header, &mut hijacks)? {
-                0 => {}
-                // Not what we had put there, nor what was there before us; but still nothing that would call us.
-                _ if verify(&text) => {}
-                foreign => {
-                    clear_stubs(pid, &memory, &identity, Some(&hijacks));
-                    return Ok(Cure::Inert {
-                        why: Inert::Foreign(foreign),
-                        hijacks,
-                    });
-                }
+        if silent_since.is_none() && (is_started(word(offset_of!(Control, status))?) || !verify(&text)) {
+            let foreign = stop(pid, &memory, &identity, &header, &mut hijacks)?;
+            silent_since = Some(Instant::now());
+            // Not what we had put there, nor what was there before us; but still nothing that would call us.
+            let why = match foreign {
+                foreign if foreign != 0 && !verify(&text) => Some(Inert::Foreign(foreign)),
+                _ if depth == Depth::Silent && !was_stopped => Some(Inert::Later),
+                _ => None,
+            };
+            if let Some(why) = why {
+                clear_stubs(pid, &memory, &identity, Some(&hijacks));
+                return Ok(Cure::Inert { why, hijacks });
             }
         }
-        let rounds: &[bool] = if stopped {
-            &[false, false, true]
-        } else {
-            &[false, false]
+        let rounds: &[bool] = match silent_since {
+            Some(_) => &[false, false, true],
+            None => &[false, false],
         };
         for &settle in rounds {
             if settle {
-                std::thread::sleep(SETTLE);
+                let settled = silent_since.map_or(SETTLE, |since| since.elapsed());
+                std::thread::sleep(SETTLE.saturating_sub(settled));
             }
-            if stopped && !verify(&text) {
+            if silent_since.is_some() && !verify(&text) {
                 return Ok(Cure::Inert {
                     why: Inert::Foreign(0),
                     hijacks,
@@ -156,12 +194,12 @@ pub fn cure(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> b
             }
         }
         // A thread that an earlier pyheap had redirected may have started the shim only now.
-        if stopped || !is_started(word(offset_of!(Control, status))?) && verify(&text) {
+        if silent_since.is_some() || !is_started(word(offset_of!(Control, status))?) && verify(&text) {
             break;
         }
     }
     // The stop routine has found the slots unused.
-    if !clear_stubs(pid, &memory, &identity, stopped.then_some(&hijacks)) {
+    if !clear_stubs(pid, &memory, &identity, (!hijacks.is_empty()).then_some(&hijacks)) {
         return Ok(Cure::Inert {
             why: Inert::Busy,
             hijacks,

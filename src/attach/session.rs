@@ -23,7 +23,7 @@ use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLay
 use pyheap_protocol::{OLDEST_CURABLE, domain};
 use std::mem::offset_of;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The shim, as the build made it.
@@ -200,12 +200,12 @@ impl Lock {
         use std::os::linux::net::SocketAddrExt;
         let name = format!("pyheap/{}/{}", id.pid, id.start_time);
         let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-        let end = std::time::Instant::now() + patience;
+        let end = Instant::now() + patience;
         loop {
             match std::os::unix::net::UnixDatagram::bind_addr(&address) {
                 Ok(socket) => return Ok(Some(Self { _socket: socket })),
                 Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => return Err(error),
-                Err(_) if std::time::Instant::now() >= end => return Ok(None),
+                Err(_) if Instant::now() >= end => return Ok(None),
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
             }
         }
@@ -248,6 +248,8 @@ pub struct Session {
     /// How the domains are wrapped.
     pub modes: [Mode; 3],
     period: u64,
+    /// Regions of others that were there, by their base: since when they are silent. They go with ours.
+    silent: Vec<(u64, Instant)>,
     detached: bool,
 }
 
@@ -264,7 +266,7 @@ impl Session {
         }
         let sizes = fitting(pid, options.sizes)?;
         let lock = lock(target.facts.id)?;
-        clear_stale(pid, &target.interpreter)?;
+        let silent = clear_stale(pid, &target.interpreter)?;
         // A zombie harms nobody: if it cannot go now, the next one tries again.
         let _ = frozen::clear(pid);
         let infect_error = |source| AttachError::Infect { pid, source };
@@ -279,7 +281,12 @@ impl Session {
         let config = match config(&infection, &target, options) {
             Ok(config) => config,
             Err(error) => {
-                let _ = cure_regions(pid, &target.interpreter, &[Found::Region(*infection.identity())]);
+                let _ = cure_regions(
+                    pid,
+                    &target.interpreter,
+                    &[Found::Region(*infection.identity())],
+                    How::Gone(&[]),
+                );
                 return Err(error);
             }
         };
@@ -292,7 +299,12 @@ impl Session {
             // Nothing is installed, and the region can go; unless a thread is yet to come to it. Then it stays, inert, for
             // the next pyheap.
             if !matches!(source, InfectError::Slow { .. }) {
-                let _ = cure_regions(pid, &target.interpreter, &[Found::Region(*infection.identity())]);
+                let _ = cure_regions(
+                    pid,
+                    &target.interpreter,
+                    &[Found::Region(*infection.identity())],
+                    How::Gone(&[]),
+                );
             }
             return Err(infect_error(source));
         }
@@ -302,6 +314,7 @@ impl Session {
             target,
             modes: [Mode::Off; 3],
             period: options.period,
+            silent,
             detached: false,
         };
         session.note_allocators().map_err(memory_error)?;
@@ -412,7 +425,7 @@ impl Session {
             Found::Empty { .. } => true,
         });
         let all: Vec<Found> = std::iter::once(Found::Region(own)).chain(others).collect();
-        let mut outcomes = cure_regions(pid, &self.target.interpreter, &all).into_iter();
+        let mut outcomes = cure_regions(pid, &self.target.interpreter, &all, How::Gone(&self.silent)).into_iter();
         match outcomes.next() {
             Some(Ok(Cure::Inert { hijacks, .. })) if self.is_rid_of(own.base) => Ok(Cure::Clean(hijacks)),
             Some(Err(_)) if self.is_rid_of(own.base) => Ok(Cure::Clean(Vec::new())),
@@ -512,9 +525,18 @@ fn bare_allocators(memory: &ProcessMemory, identity: &Identity) -> Option<Alloca
         .then_some([raw?, mem?, obj?])
 }
 
+/// How far regions are cured.
+#[derive(Debug, Clone, Copy)]
+enum How<'a> {
+    /// See [`cure::silence`].
+    Silent,
+    /// Until nothing is left; of these regions (by their base) the originals are back since then.
+    Gone(&'a [(u64, Instant)]),
+}
+
 /// Cures regions of one process, one after the other. Where one could not go because of another one that has gone now
 /// (a tool had wrapped the first, and the second had wrapped the tool), it is tried again. The outcomes in the same order.
-fn cure_regions(pid: i32, interpreter: &Interpreter, all: &[Found]) -> Vec<Result<Cure, CureError>> {
+fn cure_regions(pid: i32, interpreter: &Interpreter, all: &[Found], how: How<'_>) -> Vec<Result<Cure, CureError>> {
     let memory = ProcessMemory::new(pid);
     let bare: Vec<Allocators> = all
         .iter()
@@ -524,8 +546,8 @@ fn cure_regions(pid: i32, interpreter: &Interpreter, all: &[Found]) -> Vec<Resul
         })
         .collect();
     let cure_one = |found: &Found| match found {
-        Found::Region(identity) => cure_region(pid, interpreter, *identity, &bare),
-        Found::Empty { .. } => cure::cure(pid, found, |_| true),
+        Found::Region(identity) => cure_region(pid, interpreter, *identity, &bare, how),
+        Found::Empty { .. } => cure::cure(pid, found, None, |_| true),
     };
     let mut outcomes: Vec<_> = all.iter().map(cure_one).collect();
     let is_clean = |outcome: &Result<Cure, CureError>| matches!(outcome, Ok(Cure::Clean(_)));
@@ -548,6 +570,7 @@ fn cure_region(
     interpreter: &Interpreter,
     identity: Identity,
     bare: &[Allocators],
+    how: How<'_>,
 ) -> Result<Cure, CureError> {
     let memory = ProcessMemory::new(pid);
     let mut identity = identity;
@@ -566,7 +589,8 @@ fn cure_region(
         let at = identity.base + offset_of!(Identity, allocators) as u64;
         let _ = memory.write(RemoteAddr(at), identity.allocators.as_bytes());
     }
-    if is_wiped(&memory, &identity) {
+    let is_copy = is_wiped(&memory, &identity);
+    if is_copy {
         revive(&memory, &identity)?;
     }
     let structs = identity.allocators;
@@ -595,7 +619,19 @@ fn cure_region(
             && !is_remembered(&memory, interpreter, text)
             && !is_wrapped(&memory, &identity)
     };
-    cure::cure(pid, &Found::Region(identity), verify)
+    let found = Found::Region(identity);
+    let outcome = match how {
+        How::Silent => cure::silence(pid, &found, verify),
+        How::Gone(silent) => {
+            let since = silent.iter().find(|(base, _)| *base == identity.base);
+            cure::cure(pid, &found, since.map(|(_, since)| *since), verify)
+        }
+    };
+    if is_copy && !matches!(outcome, Ok(Cure::Clean(_))) {
+        // What stays is to be known as a copy again, which nobody uses.
+        memory.write(config_word(&identity, offset_of!(Config, region)), &[0; 8])?;
+    }
+    outcome
 }
 
 /// True if another region has found the wrappers of this one when it came, and calls them: a tool put them back in between.
@@ -687,8 +723,13 @@ fn writable_segments(memory: &ProcessMemory, start: u64) -> Vec<Range<u64>> {
 /// True for a forked child's copy of its parent's region: the kernel has wiped its control block, so that the shim's words
 /// about where it is are zero. (So they are in a region that was never started.)
 fn is_wiped(memory: &ProcessMemory, identity: &Identity) -> bool {
-    let at = identity.control + (offset_of!(Control, config) + offset_of!(Config, region)) as u64;
-    memory.read_u64(RemoteAddr(at)).is_ok_and(|region| region == 0)
+    let at = config_word(identity, offset_of!(Config, region));
+    memory.read_u64(at).is_ok_and(|region| region == 0)
+}
+
+/// Address of a word of the shim's configuration.
+fn config_word(identity: &Identity, offset: usize) -> RemoteAddr {
+    RemoteAddr(identity.control + (offset_of!(Control, config) + offset) as u64)
 }
 
 /// Tells the shim in a forked child's copy what its stop routine must know, as far as our wrappers are still installed
@@ -731,23 +772,20 @@ fn revive(memory: &ProcessMemory, identity: &Identity) -> Result<(), MemoryError
         }
     }
     if installed {
-        let word = |offset: usize| RemoteAddr(identity.control + offset as u64);
-        let config = offset_of!(Control, config);
-        memory.write(word(config + offset_of!(Config, region)), &identity.base.to_le_bytes())?;
+        let word = |offset: usize| config_word(identity, offset);
+        memory.write(word(offset_of!(Config, region)), &identity.base.to_le_bytes())?;
+        memory.write(word(offset_of!(Config, region_len)), &identity.len.to_le_bytes())?;
         memory.write(
-            word(config + offset_of!(Config, region_len)),
-            &identity.len.to_le_bytes(),
-        )?;
-        memory.write(
-            word(offset_of!(Control, status)),
+            RemoteAddr(identity.control + offset_of!(Control, status) as u64),
             &(StartStatus::Running as u64).to_le_bytes(),
         )?;
     }
     Ok(())
 }
 
-/// Takes out what an earlier pyheap left; refuses if that one is alive.
-fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
+/// Takes out what an earlier pyheap left; refuses if that one is alive. Of what was still installed only the hooks: its memory
+/// goes later. Which regions those are.
+fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<Vec<(u64, Instant)>, AttachError> {
     let all = regions(pid);
     for found in &all {
         if let Found::Region(identity) = found {
@@ -762,10 +800,14 @@ fn clear_stale(pid: i32, interpreter: &Interpreter) -> Result<(), AttachError> {
             }
         }
     }
-    for outcome in cure_regions(pid, interpreter, &all) {
-        outcome.map_err(|source| AttachError::Stale { pid, source })?;
+    let mut silent = Vec::new();
+    for (outcome, found) in cure_regions(pid, interpreter, &all, How::Silent).into_iter().zip(&all) {
+        let outcome = outcome.map_err(|source| AttachError::Stale { pid, source })?;
+        if let (Cure::Inert { why: Inert::Later, .. }, Found::Region(identity)) = (outcome, found) {
+            silent.push((identity.base, Instant::now()));
+        }
     }
-    Ok(())
+    Ok(silent)
 }
 
 /// The regions of pyheap in a process; none if it cannot be looked into.
@@ -895,7 +937,7 @@ pub fn cure(pid: i32, interpreter: &Interpreter) -> Result<Vec<Cured>, CureError
             Err(error) => done.push(Cured::Copy(error)),
         }
     }
-    for outcome in cure_regions(pid, interpreter, &free) {
+    for outcome in cure_regions(pid, interpreter, &free, How::Gone(&[])) {
         done.push(match outcome? {
             Cure::Clean(_) => Cured::Gone,
             Cure::Inert { why, .. } => Cured::Inert(why),

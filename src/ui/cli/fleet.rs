@@ -187,6 +187,8 @@ impl Fleet {
                 for job in todo {
                     let pid = job.id.pid;
                     let done = attach(&plan, &job).map(Box::new);
+                    // Of one that has ended meanwhile, anything can fail.
+                    let done = done.map_err(|problem| if job.id.is_alive() { problem } else { Problem::Nothing });
                     if tell.send(News::Attached(pid, done)).is_err() {
                         return;
                     }
@@ -560,7 +562,7 @@ fn attach(plan: &Plan, job: &Job) -> Result<Recording, Problem> {
         options.period = period_in(job.company);
     }
     let session = Session::attach(target, options).map_err(|error| match (preflight::look(pid), error) {
-        // It has ended, or become another program, meanwhile.
+        // It has become another program meanwhile.
         (Err(refusal), _) => problem(refusal),
         (Ok(_), AttachError::Busy { .. }) => Problem::Young,
         (Ok(_), error) => Problem::refused(&error.into()),
