@@ -581,9 +581,9 @@ fn dispatches_calls(tid: Pid) -> bool {
     answer >= 0 && config.first().is_some_and(|&mode| mode != 0)
 }
 
-/// True if a signal waits for the thread or its process that it does not block: resuming it now would run the handler
+/// True if a signal waits for the thread or its process that it does not block (bit n - 1 of `blocked` for signal n): resuming it now would run the handler
 /// without the EINTR that the program may count on.
-fn signal_pending(tid: Pid) -> bool {
+fn signal_pending(tid: Pid, blocked: u64) -> bool {
     const PTRACE_PEEKSIGINFO: PtraceRequest = 0x4209;
     #[repr(C)]
     struct Peek {
@@ -591,7 +591,6 @@ fn signal_pending(tid: Pid) -> bool {
         flags: u32,
         count: i32,
     }
-    let Some(blocked) = signal_mask(tid) else { return true };
     const MOST: usize = 16;
     for flags in [0, 1] {
         let peek = Peek {
@@ -719,10 +718,12 @@ fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
     let _ = (
         ptrace::interrupt(nobody),
         arch::registers(nobody),
-        signal_pending(nobody),
+        dispatches_calls(nobody),
     );
     let _ = (
         signal_mask(nobody),
+        signal_pending(nobody, 0),
+        arch::fit(nobody, &regs, None),
         arch::set_registers(nobody, &regs),
         ptrace::detach(nobody, None),
     );
@@ -901,14 +902,19 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                 fail(DISPATCHES, 0, tid);
                 continue;
             }
-            if signal_pending(thread) {
+            let mut mask = signal_mask(thread);
+            if mask.is_none_or(|blocked| signal_pending(thread, blocked)) {
                 let _ = ptrace::detach(thread, None);
                 fail(TIMEOUT, 0, tid);
                 continue;
             }
             if let (Way::Stub { .. }, Some((number, args))) = (way, arch::at_call(&regs)) {
                 match end_of_call(thread, &regs, number, args, deadline) {
-                    Ok(ended) => regs = ended,
+                    Ok(ended) => {
+                        regs = ended;
+                        // Some calls have a mask of their own.
+                        mask = signal_mask(thread);
+                    }
                     Err(stop) => {
                         // Elsewhere meanwhile: it may be better to take later.
                         if matches!(stop, Stop::Ours | Stop::Group) {
@@ -933,7 +939,7 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
             let enter = match way {
                 Way::Stub { at, job } => {
                     let signals = Signals {
-                        blocked: signal_mask(thread).unwrap_or(0),
+                        blocked: mask.unwrap_or(0),
                         caught,
                     };
                     match arch::stub(job, at, &regs, signals) {
