@@ -35,7 +35,55 @@ pub fn census(census: &Census, rows: &[Row], what: &str, limit: usize) -> String
         );
     }
     text += &more(rows, limit, what);
+    text += &small(census);
     text
+}
+
+/// What is not among the rows: what only C code holds, by type, and small blocks that are no objects.
+fn small(census: &Census) -> String {
+    const NAMED: usize = 5;
+    let Some(small) = census.small_blocks.as_ref().filter(|small| small.in_use.blocks > 0) else {
+        return String::new();
+    };
+    let mut text = String::from("\n");
+    if census.total.from_c > 0 {
+        let mut rows: Vec<&Row> = census.types.iter().filter(|row| row.from_c > 0).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.from_c));
+        let named = rows.iter().take(NAMED);
+        let named: Vec<String> = named
+            .map(|row| format!("{} {}", count(row.from_c as f64), clean(&row.name)))
+            .collect();
+        text += &format!(
+            "held from C, or by nothing: {} of the objects ({}{})\n",
+            count(census.total.from_c as f64),
+            named.join(", "),
+            if rows.len() > NAMED { ", ..." } else { "" }
+        );
+    }
+    let of = |blocks: &super::small::Blocks| bytes(blocks.bytes as f64);
+    text += &format!(
+        "small blocks ({}): {} in use; objects and their tables {}, other memory of objects {}, kept for the next object {}, of C code {}",
+        small.allocator,
+        of(&small.in_use),
+        of(&small.counted),
+        of(&small.attached),
+        of(&small.kept_for_reuse),
+        of(&small.unknown)
+    );
+    let classes = small.unknown_by_size.iter().take(NAMED);
+    let classes: Vec<String> = classes
+        .map(|class| match class.size {
+            0 => format!("{} above 1024", bytes(class.bytes as f64)),
+            size => format!("{} of {size}", bytes(class.bytes as f64)),
+        })
+        .collect();
+    if !classes.is_empty() {
+        text += &format!(" (by size: {})", classes.join(", "));
+    }
+    if small.not_looked_at > 0 {
+        text += &format!("; {} blocks were not looked at", count(small.not_looked_at as f64));
+    }
+    text + "\n"
 }
 
 /// What was not shown.

@@ -2,6 +2,7 @@
 
 use super::Found;
 use super::heap::Doubts;
+use super::small::Small;
 use crate::attach::frozen::Cost;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -40,6 +41,9 @@ pub struct Row {
     pub tracked: u64,
     /// Bytes as `sys.getsizeof` counts them.
     pub bytes: u64,
+    /// Of the objects, those that only C code holds, or nothing.
+    #[serde(default)]
+    pub from_c: u64,
 }
 
 /// A census.
@@ -70,6 +74,9 @@ pub struct Census {
     pub incomplete: Vec<String>,
     /// What did not fit, and was left out.
     pub inconsistent: Doubts,
+    /// The small blocks in use, and what they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub small_blocks: Option<Small>,
     /// All objects.
     pub total: Row,
     /// The types, the largest first.
@@ -134,6 +141,7 @@ fn add(to: &mut Row, row: &Row) {
     to.count = to.count.saturating_add(row.count);
     to.tracked = to.tracked.saturating_add(row.tracked);
     to.bytes = to.bytes.saturating_add(row.bytes);
+    to.from_c = to.from_c.saturating_add(row.from_c);
 }
 
 impl Census {
@@ -152,6 +160,7 @@ impl Census {
                 count: info.count,
                 tracked: info.tracked,
                 bytes: info.bytes,
+                from_c: info.from_c,
             };
             add(&mut total, &row);
             let name = format!("{}\0{}", row.module, row.name);
@@ -184,6 +193,7 @@ impl Census {
             exact: about.mode != Mode::Live && incomplete.is_empty(),
             incomplete,
             inconsistent: found.doubts,
+            small_blocks: found.small.clone(),
             total,
             types: sorted(rows),
         }

@@ -8,7 +8,7 @@ use crate::attach::frozen::{FreezeError, Frozen};
 use crate::attach::{Target, preflight};
 use crate::census::table::{About, Census, LoadError, Mode, changes};
 use crate::census::why::{Wanted, Why};
-use crate::census::{CensusError, Source, ask, render, writable};
+use crate::census::{CensusError, Source, ask, render, small_areas, writable};
 use crate::dump::core::Core;
 use crate::ui::output::{note, to_stdout};
 use crate::ui::save::save;
@@ -338,6 +338,7 @@ fn read<M: RemoteMemory>(
     let source = Source {
         memory,
         writable: writable(pid).map_err(gone)?,
+        small: small_areas(pid),
         changes: mode == Mode::Live,
         limit: args.max_time,
     };
@@ -358,6 +359,7 @@ fn of_file(path: &Path, args: &Args, wanted: Option<&Wanted>) -> Result<(Census,
     let source = Source {
         memory: &core,
         writable: core.memory(),
+        small: core.memory(),
         changes: false,
         limit: args.max_time,
     };
