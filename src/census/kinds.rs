@@ -116,6 +116,8 @@ pub struct TypeInfo {
     pub bytes: u64,
     /// Of the objects, those that only C code holds.
     pub from_c: u64,
+    /// Bytes of these.
+    pub from_c_bytes: u64,
 }
 
 /// What the struct of a type says.
@@ -155,6 +157,7 @@ pub fn read<M: RemoteMemory>(
         tracked: 0,
         bytes: 0,
         from_c: 0,
+        from_c_bytes: 0,
     })
 }
 

@@ -167,7 +167,7 @@ impl Marks {
         }
     }
 
-    /// True when an object or a table was found in this stretch of at most [`REGION`].
+    /// True when an object or a table was found in this stretch, which lies in one region.
     pub fn is_accounted(&mut self, start: u64, len: u64) -> bool {
         self.any(start, len, |region, word| {
             Some(region.objects.get(word)? | region.tables.get(word)?)

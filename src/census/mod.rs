@@ -240,7 +240,10 @@ fn one<M: RemoteMemory>(heap: &mut Heap<'_, M>, object: u64, met: Met, from_c: b
     {
         info.count += 1;
         info.tracked += u64::from(met == Met::Listed);
-        info.from_c += u64::from(from_c);
         info.bytes = info.bytes.saturating_add(looked.bytes);
+        if from_c {
+            info.from_c += 1;
+            info.from_c_bytes = info.from_c_bytes.saturating_add(looked.bytes);
+        }
     }
 }

@@ -21,6 +21,7 @@ pub fn census(census: &Census, rows: &[Row], what: &str, limit: usize) -> String
         bytes(total.bytes as f64)
     );
     text += &coverage(census);
+    text += &memory(census);
     text += &format!(
         "\n{:>COUNT$} {:>BYTES$} {:>SHARE$}  {what}\n",
         "objects", "bytes", "share"
@@ -39,6 +40,29 @@ pub fn census(census: &Census, rows: &[Row], what: &str, limit: usize) -> String
     text
 }
 
+/// Where the resident memory is.
+fn memory(census: &Census) -> String {
+    let Some(memory) = &census.memory else {
+        return String::new();
+    };
+    let all = memory.rss_bytes as f64;
+    let group = |group: &super::table::Group| {
+        let part = group.bytes as f64;
+        format!("{} {} ({})", group.name, bytes(part), share(part, all).trim_start())
+    };
+    let groups: Vec<String> = memory.groups.iter().map(group).collect();
+    format!(
+        "{} {}: {}; verdict: {}\n",
+        bytes(all),
+        match census.mode {
+            Mode::Core => "written to",
+            _ => "resident",
+        },
+        groups.join(", "),
+        memory.verdict
+    )
+}
+
 /// What is not among the rows: what only C code holds, by type, and small blocks that are no objects.
 fn small(census: &Census) -> String {
     const NAMED: usize = 5;
@@ -54,8 +78,9 @@ fn small(census: &Census) -> String {
             .map(|row| format!("{} {}", count(row.from_c as f64), clean(&row.name)))
             .collect();
         text += &format!(
-            "held from C, or by nothing: {} of the objects ({}{})\n",
+            "held from C, or by nothing: {} of the objects, {} ({}{})\n",
             count(census.total.from_c as f64),
+            bytes(census.total.from_c_bytes as f64),
             named.join(", "),
             if rows.len() > NAMED { ", ..." } else { "" }
         );
@@ -159,6 +184,15 @@ pub fn why(census: &Census, why: &Why, omitted: usize) -> String {
     }
     if omitted > 0 {
         text += &format!("{} more ways (--limit shows them)\n", count(omitted as f64));
+    }
+    text += "\ntypes, and what would be free without all objects of each\n";
+    for of in why.types.iter().take(10) {
+        text += &format!(
+            "{:>COUNT$}  {} ({} objects)\n",
+            bytes(of.retained_bytes as f64),
+            clean(&of.name),
+            count(of.count as f64)
+        );
     }
     text += "\nvariables of modules, and what would be free without each\n";
     for holder in why.globals.iter().take(10) {

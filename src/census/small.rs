@@ -92,7 +92,7 @@ pub fn seed<M: RemoteMemory>(heap: &mut Heap<'_, M>, areas: &[Range<u64>], until
     let mut late = false;
     let mut visit = |heap: &mut Heap<'_, M>, block: u64, size: u64| {
         seen += 1;
-        late |= seen % CLOCK == 0 && Instant::now() > until;
+        late |= seen.is_multiple_of(CLOCK) && Instant::now() > until;
         rest.small.in_use.add(size);
         if heap.marks.is_accounted(block, size) {
             rest.small.counted.add(size);

@@ -4,6 +4,7 @@
 
 use procfs::ProcResult;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use pyheap_injector::{RemoteAddr, RemoteMemory};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -170,6 +171,30 @@ impl Resident {
                 self.ranges.push((start..start.saturating_add(PAGE), before));
             }
         }
+    }
+
+    /// The pages of `ranges`, which are sorted, that are not all zeros: a memory that does not say which were ever written to.
+    #[must_use]
+    pub fn written(memory: &impl RemoteMemory, ranges: &[Range<u64>]) -> Self {
+        const STEP: u64 = 256 << 10;
+        let mut found = Self::default();
+        let mut bytes = vec![0_u8; STEP as usize];
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let len = STEP.min(range.end - at);
+                let Some(bytes) = bytes.get_mut(..len as usize) else {
+                    break;
+                };
+                if memory.read_into(RemoteAddr(at), bytes).is_ok() {
+                    let pages = bytes.chunks(PAGE as usize).zip(at / PAGE..);
+                    let pages = pages.filter(|(page, _)| page.iter().any(|byte| *byte != 0));
+                    pages.for_each(|(_, number)| found.add(number));
+                }
+                at += len;
+            }
+        }
+        found
     }
 
     /// Resident bytes below `address`.

@@ -17,7 +17,6 @@ import functools
 import gc
 import itertools
 import os
-import struct
 import sys
 import threading
 import weakref
@@ -184,7 +183,7 @@ def name_of(kind):
 
 MEMORY = os.open("/proc/self/mem", os.O_RDWR)
 HEAP_TYPE = 1 << 9
-WORD = struct.calcsize("P")
+WORD = 8
 # What a word of an object's fixed part leads to here, `gc.get_referents` does not tell.
 UNTOLD = {type, type(make.__code__), type(object.__repr__), type(str.join), type(type.__dict__["__dict__"]), type(len)}
 UNTOLD |= {type(Slotted.__dict__["a"]), type(dict.__dict__["fromkeys"])}
@@ -193,9 +192,10 @@ UNTOLD |= {type(Slotted.__dict__["a"]), type(dict.__dict__["fromkeys"])}
 def words(address, count):
     """Words of this process's memory; none where there is no memory."""
     try:
-        return struct.unpack("%dP" % count, os.pread(MEMORY, count * WORD, address))
-    except (OSError, OverflowError, struct.error):
+        found = os.pread(MEMORY, count * WORD, address)
+    except (OSError, OverflowError):
         return ()
+    return tuple(memoryview(found).cast("P")) if len(found) == count * WORD else ()
 
 
 def type_place():
@@ -214,9 +214,9 @@ def object_at(address):
     """The object there: it is put into a list by hand for a moment."""
     box = [None]
     place = words(id(box), type_place() + 3)[-1]
-    os.pwrite(MEMORY, struct.pack("P", address), place)
+    os.pwrite(MEMORY, address.to_bytes(WORD, sys.byteorder), place)
     found = box[0]
-    os.pwrite(MEMORY, struct.pack("P", id(None)), place)
+    os.pwrite(MEMORY, id(None).to_bytes(WORD, sys.byteorder), place)
     return found
 
 
@@ -365,11 +365,11 @@ def waiting_call(ready_event):
 
 def hold_from_c(objects):
     """A reference that nobody has: as that of a module in C which has lost it."""
-    import ctypes
     for each in objects:
         # Without the GIL: `ob_ref_shared`, above its two flags.
         place, step = (16, 4) if has_no_gil() else (0, 1)
-        ctypes.c_int64.from_address(id(each) + place).value += step
+        count = int.from_bytes(os.pread(MEMORY, 8, id(each) + place), sys.byteorder)
+        os.pwrite(MEMORY, (count + step).to_bytes(8, sys.byteorder), id(each) + place)
 
 
 def has_no_gil():
@@ -392,10 +392,7 @@ def plant():
         cached(i)
     Registry.items.extend(ByClass(i) for i in range(300))
     of_thread.kept = [ByLocal(i) for i in range(300)]
-    try:
-        hold_from_c([ByC() for _ in range(300)])
-    except ImportError:
-        pass
+    hold_from_c([ByC() for _ in range(300)])
 
 
 def put(address, value):
