@@ -131,6 +131,31 @@ impl Graph {
         }
     }
 
+    /// The size of all that is reached from `roots` when some nodes are gone.
+    #[must_use]
+    pub fn alive_without(&self, roots: &[u32], sizes: &[u64], is_gone: impl Fn(u32) -> bool) -> u64 {
+        let mut met = vec![false; self.nodes()];
+        let mut todo: Vec<u32> = Vec::new();
+        let mut alive = 0_u64;
+        let mut meet = |node: u32, todo: &mut Vec<u32>| match met.get_mut(node as usize) {
+            Some(met) if !*met && !is_gone(node) => {
+                *met = true;
+                todo.push(node);
+            }
+            _ => {}
+        };
+        for root in roots {
+            meet(*root, &mut todo);
+        }
+        while let Some(node) = todo.pop() {
+            alive = alive.saturating_add(sizes.get(node as usize).copied().unwrap_or(0));
+            for to in self.from(node) {
+                meet(*to, &mut todo);
+            }
+        }
+        alive
+    }
+
     /// The dominators of all nodes, seen from `roots` together.
     #[must_use]
     pub fn dominators(&self, roots: &[u32]) -> Dominators {
@@ -211,24 +236,57 @@ impl Dominators {
             .collect()
     }
 
-    /// What a set of nodes retains together: each of them that none of the others dominates, with all that it does.
+    /// What the nodes of each of `count` kinds retain, each for itself: each node that no other one of its kind dominates, with all
+    /// that it does. What several of a kind hold only together is not in it: [`Graph::alive_without`] has that, for one kind.
     #[must_use]
-    pub fn retained_together(&self, retained: &[u64], is_member: impl Fn(u32) -> bool) -> u64 {
-        let mut below = vec![false; self.order.len() + 1];
-        let mut sum = 0_u64;
-        for (i, node) in self.order.iter().enumerate() {
-            let number = i + 1;
-            let above = self.above.get(number).copied().unwrap_or(0) as usize;
-            let is_below = below.get(above) == Some(&true);
-            let member = is_member(*node);
-            if member && !is_below {
-                sum = sum.saturating_add(retained.get(*node as usize).copied().unwrap_or(0));
+    pub fn retained_by_kind(&self, kinds: &[u32], count: usize, retained: &[u64]) -> Vec<u64> {
+        let mut sums = vec![0_u64; count];
+        // Of its kind, so many dominate the number that the walk is at.
+        let mut open = vec![0_u32; count];
+        let (first, next) = self.below();
+        let node = |number: u32| self.order.get((number as usize).wrapping_sub(1)).copied();
+        let kind = |number: u32| Some(*kinds.get(node(number)? as usize)? as usize);
+        let mut at = 0_u32;
+        let mut go = first.first().copied().unwrap_or(0);
+        loop {
+            if go != 0 {
+                at = go;
+                if let Some((open, sum)) = kind(at).and_then(|kind| Some((open.get_mut(kind)?, sums.get_mut(kind)?))) {
+                    if *open == 0 {
+                        let own = node(at)
+                            .and_then(|node| retained.get(node as usize))
+                            .copied()
+                            .unwrap_or(0);
+                        *sum = sum.saturating_add(own);
+                    }
+                    *open += 1;
+                }
+                go = first.get(at as usize).copied().unwrap_or(0);
+                continue;
             }
-            if let Some(below) = below.get_mut(number) {
-                *below = is_below || member;
+            if at == 0 {
+                return sums;
+            }
+            if let Some(open) = kind(at).and_then(|kind| open.get_mut(kind)) {
+                *open -= 1;
+            }
+            go = next.get(at as usize).copied().unwrap_or(0);
+            at = self.above.get(at as usize).copied().unwrap_or(0);
+        }
+    }
+
+    /// For each number the first one that it dominates directly, and the next one that its dominator does; 0 for none.
+    fn below(&self) -> (Vec<u32>, Vec<u32>) {
+        let count = self.order.len() + 1;
+        let (mut first, mut next) = (vec![0_u32; count], vec![0_u32; count]);
+        for number in (1..count).rev() {
+            let above = self.above.get(number).copied().unwrap_or(0) as usize;
+            if let (Some(first), Some(next)) = (first.get_mut(above), next.get_mut(number)) {
+                *next = *first;
+                *first = number as u32;
             }
         }
-        sum
+        (first, next)
     }
 }
 
@@ -342,11 +400,13 @@ mod tests {
         let dominators = graph(&edges).dominators(&[0]);
         let retained = dominators.retained(&[1, 10, 100, 100, 1000]);
         assert_eq!(retained, [1211, 1210, 100, 100, 1000]);
+        // Both lists are of one kind; without both the string is gone, too.
         assert_eq!(
-            dominators.retained_together(&retained, |node| node == 2 || node == 3),
-            200
+            dominators.retained_by_kind(&[0, 1, 2, 2, 3], 4, &retained),
+            [1211, 1210, 200, 1000]
         );
-        assert_eq!(dominators.retained_together(&retained, |node| node != 0), 1210);
+        let alive = graph(&edges).alive_without(&[0], &[1, 10, 100, 100, 1000], |node| node == 2 || node == 3);
+        assert_eq!(alive, 11);
     }
 
     #[test]
@@ -366,8 +426,29 @@ mod tests {
             let roots: Vec<u32> = (0..random.random_range(1..4))
                 .map(|_| random.random_range(0..nodes))
                 .collect();
-            let retained = graph(&edges).dominators(&roots).retained(&sizes);
+            let dominators = graph(&edges).dominators(&roots);
+            let retained = dominators.retained(&sizes);
             let all = alive(&edges, &roots, None);
+            let kinds: Vec<u32> = (0..nodes).map(|_| random.random_range(0..4)).collect();
+            // The least: it is not below that of one of them, and all are gone without all.
+            let by_kind = dominators.retained_by_kind(&kinds, 4, &retained);
+            let sum: u64 = (0..nodes as usize)
+                .filter(|node| all[*node])
+                .map(|node| sizes[node])
+                .sum();
+            for (kind, retains) in by_kind.iter().enumerate() {
+                let of = |node: &usize| kinds[*node] == kind as u32;
+                let most = (0..nodes as usize)
+                    .filter(of)
+                    .map(|node| retained[node])
+                    .max()
+                    .unwrap_or(0);
+                let gone = sum - graph(&edges).alive_without(&roots, &sizes, |node| of(&(node as usize)));
+                assert!(
+                    most <= *retains && *retains <= gone,
+                    "{kind} of {edges:?}: {most} {retains} {gone}"
+                );
+            }
             for node in 0..nodes {
                 let rest = alive(&edges, &roots, Some(node));
                 let gone = (0..nodes as usize).filter(|other| all[*other] && !rest[*other]);

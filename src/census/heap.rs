@@ -264,6 +264,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
                     0 => 0,
                     _ => places,
                 };
+                self.ordered_nodes(object, places);
                 let nodes = places.checked_mul(8)?.checked_add(used.checked_mul(32)?)?;
                 (basic + dict + nodes, self.at.objects.dict_values + 8)
             }
@@ -394,6 +395,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
                 let length = self.field(object, self.at.census.utf8_length)?;
                 // Of strings that are part of the program it is a constant, which is not writable.
                 self.blocks.byte(at.checked_add(length)?)?;
+                self.marks.is_table(at);
                 size = size.checked_add(length)?.checked_add(1)?;
             }
         }
@@ -401,8 +403,12 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
     }
 
     /// The size of something apart from its object, which must be memory.
-    fn apart(&self, at: u64, len: u64) -> Option<u64> {
-        self.marks.holds(at, len).then_some(len)
+    fn apart(&mut self, at: u64, len: u64) -> Option<u64> {
+        let holds = self.marks.holds(at, len);
+        if holds {
+            self.marks.is_table(at);
+        }
+        holds.then_some(len)
     }
 
     fn list(&mut self, object: u64) -> Option<u64> {
@@ -415,6 +421,17 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
         let size = self.apart(items, allocated.checked_mul(8)?)?;
         self.table(items, count.min(allocated));
         (count <= allocated).then_some(size)
+    }
+
+    /// The nodes of an `OrderedDict`, which keep the order: a table with a pointer to each.
+    fn ordered_nodes(&mut self, object: u64, places: u64) -> Option<()> {
+        let nodes = self.field(object, self.at.objects.dict_values + 8)?;
+        if places > 0 && self.marks.holds(nodes, places.checked_mul(8)?) {
+            let marks = &mut self.marks;
+            marks.is_table(nodes);
+            self.blocks.words(nodes, places, |node| marks.is_table(node));
+        }
+        Some(())
     }
 
     /// Bytes of a dict's tables, the places of its hash table, and its entries in use.
@@ -479,6 +496,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
         if used > room.max(1) || !self.marks.holds(keys, size) {
             return None;
         }
+        self.marks.is_table(keys);
         Some(Keys {
             entries: keys.checked_add(start)?,
             used: used.min(room),
@@ -512,6 +530,7 @@ impl<'a, M: RemoteMemory> Heap<'a, M> {
     /// Refers to values that are in an array of their own.
     fn values(&mut self, values: u64, keys: &Keys) {
         if let Some(at) = values.checked_add(self.at.objects.values) {
+            self.marks.is_table(values);
             self.table(at, keys.used);
         }
     }

@@ -114,6 +114,10 @@ pub struct TypeInfo {
     pub tracked: u64,
     /// Bytes as `sys.getsizeof` counts them.
     pub bytes: u64,
+    /// Of the objects, those that only C code holds.
+    pub from_c: u64,
+    /// Bytes of these.
+    pub from_c_bytes: u64,
 }
 
 /// What the struct of a type says.
@@ -152,6 +156,8 @@ pub fn read<M: RemoteMemory>(
         count: 0,
         tracked: 0,
         bytes: 0,
+        from_c: 0,
+        from_c_bytes: 0,
     })
 }
 

@@ -1,5 +1,5 @@
-//! Which addresses were met, which of them are still to be looked at: five bits for each 8 bytes of memory in which
-//! something was met, which is 8 % of it, however many objects there are.
+//! Which addresses were met, which of them are still to be looked at: six bits for each 8 bytes of memory in which
+//! something was met, which is 9 % of it, however many objects there are.
 //!
 //! Objects are looked at in the order of addresses, so that memory is read in large pieces; what they refer to is marked, and
 //! taken in the same round if it lies ahead, else in the next.
@@ -31,6 +31,8 @@ struct Region {
     objects: [u64; WORDS],
     /// It was met where a word may be a reference, or anything else.
     doubtful: [u64; WORDS],
+    /// A table of an object begins here.
+    tables: [u64; WORDS],
     waiting: u64,
 }
 
@@ -101,6 +103,7 @@ impl Marks {
                         listed: [0; WORDS],
                         objects: [0; WORDS],
                         doubtful: [0; WORDS],
+                        tables: [0; WORDS],
                         waiting: 0,
                     }));
                     self.index.insert(number, self.regions.len() - 1);
@@ -154,6 +157,49 @@ impl Marks {
         let (word, bit) = place(address);
         let region = self.region(address);
         region.is_some_and(|region| region.seen.get(word).is_some_and(|word| word & bit != 0))
+    }
+
+    /// Says that a table of an object begins at an address.
+    pub fn is_table(&mut self, address: u64) {
+        let (word, bit) = place(address);
+        if let Some(word) = self.region(address).and_then(|region| region.tables.get_mut(word)) {
+            *word |= bit;
+        }
+    }
+
+    /// True when an object or a table was found in this stretch, which lies in one region.
+    pub fn is_accounted(&mut self, start: u64, len: u64) -> bool {
+        self.any(start, len, |region, word| {
+            Some(region.objects.get(word)? | region.tables.get(word)?)
+        })
+    }
+
+    /// True when something in this stretch was met, object or not.
+    pub fn is_met(&mut self, start: u64, len: u64) -> bool {
+        self.any(start, len, |region, word| region.seen.get(word).copied())
+    }
+
+    /// True when there is a bit for one of these addresses; those of blocks that begin in one region end there, too, or at its end.
+    fn any(&mut self, start: u64, len: u64, bits: impl Fn(&Region, usize) -> Option<u64>) -> bool {
+        let Some(region) = self
+            .index
+            .get(&(start / REGION))
+            .and_then(|index| self.regions.get(*index))
+        else {
+            return false;
+        };
+        let first = start % REGION / 8;
+        let end = (first + len / 8).min(REGION / 8);
+        let mut at = first;
+        while at < end {
+            let here = (64 - at % 64).min(end - at);
+            let mask = (!0 >> (64 - here)) << (at % 64);
+            if bits(region, (at / 64) as usize).is_some_and(|word| word & mask != 0) {
+                return true;
+            }
+            at += here;
+        }
+        false
     }
 
     /// How many addresses are still to be looked at.

@@ -102,10 +102,30 @@ struct Page {
     used: u64,
     /// From a block to its object.
     to_object: u64,
+    /// Its objects are the collector's.
+    is_collected: bool,
 }
 
 /// Marks all objects that the collector knows; `None` where there is no segment of mimalloc.
 pub fn mark<M: RemoteMemory>(heap: &mut Heap<'_, M>) -> Option<u64> {
+    let mut found = 0;
+    for page in all_pages(heap)?.into_iter().filter(|page| page.is_collected) {
+        found += objects(heap, &page);
+    }
+    Some(found)
+}
+
+/// Visits the blocks in use of all heaps.
+pub fn each_block<'a, M: RemoteMemory>(heap: &mut Heap<'a, M>, visit: &mut dyn FnMut(&mut Heap<'a, M>, u64, u64)) {
+    for page in all_pages(heap).unwrap_or_default() {
+        for number in in_use(heap, &page) {
+            visit(heap, page.start + number * page.block, page.block);
+        }
+    }
+}
+
+/// The pages of all heaps; `None` where there is no segment of mimalloc.
+fn all_pages<M: RemoteMemory>(heap: &mut Heap<'_, M>) -> Option<Vec<Page>> {
     let mut starts = Vec::new();
     for range in heap.marks.memory() {
         let first = range.start.checked_next_multiple_of(SEGMENT);
@@ -125,12 +145,10 @@ pub fn mark<M: RemoteMemory>(heap: &mut Heap<'_, M>) -> Option<u64> {
     if older.max(newer) == 0 {
         return None;
     }
-    let mut found = 0;
+    let mut found = Vec::new();
     for start in starts {
         for page in pages(heap, &version, start).unwrap_or_default() {
-            if let Some(page) = describe(heap, &version, start, page) {
-                found += objects(heap, &page);
-            }
+            found.extend(describe(heap, &version, start, page));
         }
     }
     Some(found)
@@ -164,13 +182,13 @@ fn pages<M: RemoteMemory>(heap: &mut Heap<'_, M>, version: &Version, segment: u6
     Some(pages)
 }
 
-/// What is in a page; `None` where that is nothing of the collector's.
+/// What is in a page; `None` where that is nothing.
 fn describe<M: RemoteMemory>(heap: &mut Heap<'_, M>, version: &Version, segment: u64, page: u64) -> Option<Page> {
     let blocks = &mut heap.blocks;
     let tag = blocks.byte(page + version.tag)? >> version.tag_shift & 15;
     let used = u64::from(blocks.number(page + version.used)? & version.used_mask);
     let before = match tag {
-        HEAP_OBJECTS => 0,
+        ..=HEAP_OBJECTS => 0,
         HEAP_WITH_ATTRIBUTES => BEFORE,
         _ => return None,
     };
@@ -216,6 +234,7 @@ fn describe<M: RemoteMemory>(heap: &mut Heap<'_, M>, version: &Version, segment:
         capacity,
         lists,
         used,
+        is_collected: tag >= HEAP_OBJECTS,
         // What the debugging allocator puts before a block is in there, too.
         to_object: debug
             .checked_sub(HEADER)
@@ -224,8 +243,8 @@ fn describe<M: RemoteMemory>(heap: &mut Heap<'_, M>, version: &Version, segment:
     })
 }
 
-/// Marks the objects of a page.
-fn objects<M: RemoteMemory>(heap: &mut Heap<'_, M>, page: &Page) -> u64 {
+/// The numbers of the blocks of a page that are in use.
+fn in_use<M: RemoteMemory>(heap: &mut Heap<'_, M>, page: &Page) -> Vec<u64> {
     let mut free = vec![false; usize::try_from(page.capacity).unwrap_or(0)];
     for list in page.lists {
         let mut block = list;
@@ -241,12 +260,18 @@ fn objects<M: RemoteMemory>(heap: &mut Heap<'_, M>, page: &Page) -> u64 {
             block = heap.blocks.word(block).unwrap_or(0);
         }
     }
-    let in_use = free.iter().filter(|free| !**free).count() as u64;
+    let in_use = free.iter().enumerate().filter(|(_, free)| !**free);
+    let in_use: Vec<u64> = in_use.map(|(number, _)| number as u64).collect();
     // Blocks that other threads have given back count as used until their owner takes them.
-    heap.doubts.broken_lists += u64::from(in_use > page.used);
+    heap.doubts.broken_lists += u64::from(in_use.len() as u64 > page.used);
+    in_use
+}
+
+/// Marks the objects of a page.
+fn objects<M: RemoteMemory>(heap: &mut Heap<'_, M>, page: &Page) -> u64 {
     let mut found = 0;
-    for (i, _) in free.iter().enumerate().filter(|(_, free)| !**free) {
-        let object = page.start + i as u64 * page.block + page.to_object;
+    for number in in_use(heap, page) {
+        let object = page.start + number * page.block + page.to_object;
         if heap.is_known_to_collector(object) && heap.marks.mark(object, Met::Listed) {
             found += 1;
         }

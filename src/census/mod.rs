@@ -3,7 +3,7 @@
 //!
 //! [`lists`] and [`mimalloc`] find the objects that the garbage collector knows, [`stacks`] what running calls hold. [`heap`]
 //! reads objects, whose types' [`kinds`] say where their references are: so those that the collector does not know (strings,
-//! numbers, bytes) are reached, too. [`marks`] remembers what was met, [`blocks`] makes the reads few, [`layout`] says what
+//! numbers, bytes) are reached, too. [`small`] finds what only C code holds, in the allocators' blocks. [`marks`] remembers what was met, [`blocks`] makes the reads few, [`layout`] says what
 //! is where, [`table`] is what comes out, [`render`] is for people. [`why`] tells who holds what, by a [`graph`].
 //!
 //! The memory may be that of a process that runs, of one that stands still, or a core file: a [`Source`] is all that is asked.
@@ -19,6 +19,7 @@ pub mod lists;
 pub mod marks;
 pub mod mimalloc;
 pub mod render;
+pub mod small;
 pub mod stacks;
 pub mod table;
 #[cfg(test)]
@@ -47,6 +48,8 @@ pub struct Source<'a, M> {
     pub memory: &'a M,
     /// Its writable parts.
     pub writable: Vec<Range<u64>>,
+    /// Where small blocks may be: anonymous memory that is there.
+    pub small: Vec<Range<u64>>,
     /// It is that of a process that runs.
     pub changes: bool,
     /// The census ends after so long, with what there is until then.
@@ -77,6 +80,8 @@ pub struct Found {
     pub doubts: heap::Doubts,
     /// Objects that were met and not looked at, since time was over.
     pub left: u64,
+    /// The small blocks in use; `None` where time was over before.
+    pub small: Option<small::Small>,
     /// The collector was at work: what it was looking at is missing.
     pub collecting: bool,
     /// Interpreters.
@@ -100,6 +105,17 @@ pub fn writable(pid: i32) -> Result<Vec<Range<u64>>, procfs::ProcError> {
     };
     let ranges = maps.0.iter().filter(wanted).map(|map| map.address.0..map.address.1);
     Ok(ranges.collect())
+}
+
+/// Where small blocks may be in a process: its private memory without a file, as far as it is there.
+#[must_use]
+pub fn small_areas(pid: i32) -> Vec<Range<u64>> {
+    use crate::rss::resident::{Kind, Resident, uncounted};
+    let maps = uncounted(pid).unwrap_or_default();
+    let wanted = maps
+        .iter()
+        .filter(|map| map.kind == Kind::Anonymous && map.access[0] && map.access[1]);
+    Resident::or_swapped(pid, wanted).map_or_else(|_| Vec::new(), |there| there.ranges())
 }
 
 /// Walks over the heap of `interpreter`.
@@ -136,7 +152,13 @@ pub fn ask<M: RemoteMemory>(
         collecting,
         ..Found::default()
     };
-    count(&mut heap, started, source.limit);
+    count(&mut heap, started, source.limit, false);
+    if heap.marks.waiting() == 0 {
+        let until = started.checked_add(source.limit).unwrap_or(started);
+        let rest = small::seed(&mut heap, &source.small, until);
+        count(&mut heap, started, source.limit, true);
+        found.small = Some(rest.settle(&mut heap));
+    }
     found.left = heap.marks.waiting();
     found.doubts = heap.doubts;
     found.types = heap.infos.clone();
@@ -180,13 +202,13 @@ fn roots<M: RemoteMemory>(
 }
 
 /// Looks at all objects that were met, and at those that these refer to.
-fn count<M: RemoteMemory>(heap: &mut Heap<'_, M>, started: Instant, limit: Duration) {
+fn count<M: RemoteMemory>(heap: &mut Heap<'_, M>, started: Instant, limit: Duration, from_c: bool) {
     let mut looked = 0;
     while heap.marks.waiting() > 0 {
         for region in heap.marks.round() {
             let mut from = 0;
             while let Some((object, met)) = heap.marks.take(region, &mut from) {
-                one(heap, object, met);
+                one(heap, object, met, from_c);
                 looked += 1;
                 if looked % CLOCK == 0 && started.elapsed() > limit {
                     return;
@@ -196,7 +218,7 @@ fn count<M: RemoteMemory>(heap: &mut Heap<'_, M>, started: Instant, limit: Durat
     }
 }
 
-fn one<M: RemoteMemory>(heap: &mut Heap<'_, M>, object: u64, met: Met) {
+fn one<M: RemoteMemory>(heap: &mut Heap<'_, M>, object: u64, met: Met, from_c: bool) {
     let doubtful = met == Met::Doubtful;
     let doubts = heap.doubts;
     let looked = heap.look(object, doubtful);
@@ -219,5 +241,9 @@ fn one<M: RemoteMemory>(heap: &mut Heap<'_, M>, object: u64, met: Met) {
         info.count += 1;
         info.tracked += u64::from(met == Met::Listed);
         info.bytes = info.bytes.saturating_add(looked.bytes);
+        if from_c {
+            info.from_c += 1;
+            info.from_c_bytes = info.from_c_bytes.saturating_add(looked.bytes);
+        }
     }
 }

@@ -21,6 +21,7 @@ pub fn census(census: &Census, rows: &[Row], what: &str, limit: usize) -> String
         bytes(total.bytes as f64)
     );
     text += &coverage(census);
+    text += &memory(census);
     text += &format!(
         "\n{:>COUNT$} {:>BYTES$} {:>SHARE$}  {what}\n",
         "objects", "bytes", "share"
@@ -35,7 +36,79 @@ pub fn census(census: &Census, rows: &[Row], what: &str, limit: usize) -> String
         );
     }
     text += &more(rows, limit, what);
+    text += &small(census);
     text
+}
+
+/// Where the resident memory is.
+fn memory(census: &Census) -> String {
+    let Some(memory) = &census.memory else {
+        return String::new();
+    };
+    let all = memory.rss_bytes as f64;
+    let group = |group: &super::table::Group| {
+        let part = group.bytes as f64;
+        format!("{} {} ({})", group.name, bytes(part), share(part, all).trim_start())
+    };
+    let groups: Vec<String> = memory.groups.iter().map(group).collect();
+    format!(
+        "{} {}: {}; verdict: {}\n",
+        bytes(all),
+        match census.mode {
+            Mode::Core => "written to",
+            _ => "resident",
+        },
+        groups.join(", "),
+        memory.verdict
+    )
+}
+
+/// What is not among the rows: what only C code holds, by type, and small blocks that are no objects.
+fn small(census: &Census) -> String {
+    const NAMED: usize = 5;
+    let Some(small) = census.small_blocks.as_ref().filter(|small| small.in_use.blocks > 0) else {
+        return String::new();
+    };
+    let mut text = String::from("\n");
+    if census.total.from_c > 0 {
+        let mut rows: Vec<&Row> = census.types.iter().filter(|row| row.from_c > 0).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.from_c));
+        let named = rows.iter().take(NAMED);
+        let named: Vec<String> = named
+            .map(|row| format!("{} {}", count(row.from_c as f64), clean(&row.name)))
+            .collect();
+        text += &format!(
+            "held from C, or by nothing: {} of the objects, {} ({}{})\n",
+            count(census.total.from_c as f64),
+            bytes(census.total.from_c_bytes as f64),
+            named.join(", "),
+            if rows.len() > NAMED { ", ..." } else { "" }
+        );
+    }
+    let of = |blocks: &super::small::Blocks| bytes(blocks.bytes as f64);
+    text += &format!(
+        "small blocks ({}): {} in use; objects and their tables {}, other memory of objects {}, kept for the next object {}, of C code {}",
+        small.allocator,
+        of(&small.in_use),
+        of(&small.counted),
+        of(&small.attached),
+        of(&small.kept_for_reuse),
+        of(&small.unknown)
+    );
+    let classes = small.unknown_by_size.iter().take(NAMED);
+    let classes: Vec<String> = classes
+        .map(|class| match class.size {
+            0 => format!("{} above 1024", bytes(class.bytes as f64)),
+            size => format!("{} of {size}", bytes(class.bytes as f64)),
+        })
+        .collect();
+    if !classes.is_empty() {
+        text += &format!(" (by size: {})", classes.join(", "));
+    }
+    if small.not_looked_at > 0 {
+        text += &format!("; {} blocks were not looked at", count(small.not_looked_at as f64));
+    }
+    text + "\n"
 }
 
 /// What was not shown.
@@ -111,6 +184,15 @@ pub fn why(census: &Census, why: &Why, omitted: usize) -> String {
     }
     if omitted > 0 {
         text += &format!("{} more ways (--limit shows them)\n", count(omitted as f64));
+    }
+    text += "\ntypes, and what would be free without all objects of each\n";
+    for of in why.types.iter().take(10) {
+        text += &format!(
+            "{:>COUNT$}  {} ({} objects)\n",
+            bytes(of.retained_bytes as f64),
+            clean(&of.name),
+            count(of.count as f64)
+        );
     }
     text += "\nvariables of modules, and what would be free without each\n";
     for holder in why.globals.iter().take(10) {

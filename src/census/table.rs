@@ -2,6 +2,7 @@
 
 use super::Found;
 use super::heap::Doubts;
+use super::small::Small;
 use crate::attach::frozen::Cost;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -40,6 +41,51 @@ pub struct Row {
     pub tracked: u64,
     /// Bytes as `sys.getsizeof` counts them.
     pub bytes: u64,
+    /// Of the objects, those that only C code holds, or nothing.
+    #[serde(default)]
+    pub from_c: u64,
+    /// Bytes of these.
+    #[serde(default)]
+    pub from_c_bytes: u64,
+}
+
+/// Where the resident memory is, in short: the whole table is `pyheap rss`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Memory {
+    /// Resident bytes; of a core file, those in the file.
+    pub rss_bytes: u64,
+    /// The group with the most of them.
+    pub verdict: String,
+    /// All groups.
+    pub groups: Vec<Group>,
+}
+
+/// One group of the resident memory.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Group {
+    /// What it is.
+    pub name: String,
+    /// Resident bytes.
+    pub bytes: u64,
+}
+
+impl From<&crate::rss::Report> for Memory {
+    fn from(report: &crate::rss::Report) -> Self {
+        let group = |group: crate::rss::Group| Group {
+            name: group.name().to_owned(),
+            bytes: report
+                .rows
+                .iter()
+                .filter(|row| row.group == group)
+                .map(|row| row.bytes)
+                .sum(),
+        };
+        Self {
+            rss_bytes: report.rss_bytes,
+            verdict: report.verdict.word.name().to_owned(),
+            groups: crate::rss::Group::ALL.map(group).into(),
+        }
+    }
 }
 
 /// A census.
@@ -62,6 +108,9 @@ pub struct Census {
     /// What a frozen copy has cost the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<Cost>,
+    /// Where the resident memory is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
     /// Interpreters of the process, all of which are covered.
     pub interpreters: usize,
     /// The numbers are those of one moment.
@@ -70,6 +119,9 @@ pub struct Census {
     pub incomplete: Vec<String>,
     /// What did not fit, and was left out.
     pub inconsistent: Doubts,
+    /// The small blocks in use, and what they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub small_blocks: Option<Small>,
     /// All objects.
     pub total: Row,
     /// The types, the largest first.
@@ -134,6 +186,8 @@ fn add(to: &mut Row, row: &Row) {
     to.count = to.count.saturating_add(row.count);
     to.tracked = to.tracked.saturating_add(row.tracked);
     to.bytes = to.bytes.saturating_add(row.bytes);
+    to.from_c = to.from_c.saturating_add(row.from_c);
+    to.from_c_bytes = to.from_c_bytes.saturating_add(row.from_c_bytes);
 }
 
 impl Census {
@@ -152,6 +206,8 @@ impl Census {
                 count: info.count,
                 tracked: info.tracked,
                 bytes: info.bytes,
+                from_c: info.from_c,
+                from_c_bytes: info.from_c_bytes,
             };
             add(&mut total, &row);
             let name = format!("{}\0{}", row.module, row.name);
@@ -180,10 +236,12 @@ impl Census {
             taken_unix_seconds: about.taken_unix_seconds,
             elapsed_seconds: found.elapsed.as_secs_f64(),
             copy: None,
+            memory: None,
             interpreters: found.interpreters,
             exact: about.mode != Mode::Live && incomplete.is_empty(),
             incomplete,
             inconsistent: found.doubts,
+            small_blocks: found.small.clone(),
             total,
             types: sorted(rows),
         }
@@ -303,6 +361,7 @@ mod tests {
             count,
             tracked: 0,
             bytes,
+            ..Row::default()
         }
     }
 

@@ -97,7 +97,7 @@ fn walk<'a>(image: &'a Image, at: &Layouts) -> Heap<'a, Image> {
     let _ = lists::mark(&mut heap, &lists, OWNER);
     // As roots are: a word that may be anything.
     heap.marks.mark(OBJECTS + 0x18, Met::Doubtful);
-    count(&mut heap, Instant::now(), Duration::from_secs(60));
+    count(&mut heap, Instant::now(), Duration::from_secs(60), false);
     heap
 }
 

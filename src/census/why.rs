@@ -9,7 +9,7 @@
 
 use super::graph::{Graph, NONE, Reached};
 use super::heap::{DOUBTFUL, Heap};
-use super::kinds::{Kind, flag};
+use super::kinds::{Kind, TypeInfo, flag};
 use super::marks::Numbers;
 use super::stacks::Held;
 use pyheap_injector::{RemoteAddr, RemoteMemory};
@@ -26,6 +26,10 @@ const MAX_WAY: usize = 1 << 20;
 const MAX_ENTRIES: u64 = 1 << 20;
 /// Holders of which it is told what they retain.
 const MAX_HOLDERS: usize = 20;
+/// Types of which that is told.
+const MAX_TYPES: usize = 10;
+/// Objects that are gone through to find them, a search through all references for each that may be one.
+const SEARCHED: usize = 1 << 27;
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -51,6 +55,8 @@ pub struct Why {
     pub sampled: usize,
     /// Those that are held alike, the most first.
     pub ways: Vec<Way>,
+    /// The types whose objects retain the most.
+    pub types: Vec<Retaining>,
     /// The variables of modules that retain the most, of all.
     pub globals: Vec<Holder>,
 }
@@ -68,6 +74,17 @@ pub struct Way {
     pub steps: Vec<String>,
     /// One of the objects.
     pub example: String,
+}
+
+/// What the objects of a type retain together.
+#[derive(Debug, Clone, Serialize)]
+pub struct Retaining {
+    /// The type.
+    pub name: String,
+    /// Its objects.
+    pub count: u64,
+    /// What would be free without them.
+    pub retained_bytes: u64,
 }
 
 /// A variable of a module.
@@ -130,7 +147,7 @@ pub fn why<M: RemoteMemory>(heap: &mut Heap<'_, M>, modules: &[u64], wanted: &Wa
     let members: Vec<u32> = match wanted {
         Wanted::Address(address) => vec![all.numbers.number(*address)?],
         Wanted::Type(name) => {
-            let is_it: Vec<bool> = heap.infos.iter().map(|info| &*info.name == name.as_str()).collect();
+            let is_it = named(&heap.infos, name);
             let nodes = all.types.iter().zip(0..);
             let of = nodes.filter(|(of, _)| is_it.get(**of as usize) == Some(&true));
             of.map(|(_, node)| node).collect()
@@ -148,10 +165,31 @@ pub fn why<M: RemoteMemory>(heap: &mut Heap<'_, M>, modules: &[u64], wanted: &Wa
         of(false).filter_map(|held| number(&held.object)).collect(),
     ];
     let reached = all.graph.reach(&sets);
-    let dominators = all.graph.dominators(&all.roots(&reached, &sets));
+    let roots = all.roots(&reached, &sets);
+    let dominators = all.graph.dominators(&roots);
     let retained = dominators.retained(&all.sizes);
-    let together = dominators.retained_together(&retained, |node| members.binary_search(&node).is_ok());
+    let by_type = dominators.retained_by_kind(&all.types, heap.infos.len(), &retained);
     drop(dominators);
+    let everything = all.sizes.iter().copied().fold(0, u64::saturating_add);
+    let without =
+        |is_gone: &dyn Fn(u32) -> bool| everything.saturating_sub(all.graph.alive_without(&roots, &all.sizes, is_gone));
+    let together = without(&|node| members.binary_search(&node).is_ok());
+    let mut types = by_types(&heap.infos, by_type, SEARCHED / all.types.len().max(1));
+    for of in &mut types {
+        let is_it = named(&heap.infos, &of.name);
+        let is_of = |node: u32| {
+            all.types
+                .get(node as usize)
+                .is_some_and(|of| is_it.get(*of as usize) == Some(&true))
+        };
+        of.retained_bytes = without(&is_of);
+    }
+    types.sort_by(|a, b| {
+        b.retained_bytes
+            .cmp(&a.retained_bytes)
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    types.truncate(MAX_TYPES);
     let size = |node: &u32| all.sizes.get(*node as usize).copied().unwrap_or(0);
     let mut words = Words {
         heap,
@@ -171,8 +209,36 @@ pub fn why<M: RemoteMemory>(heap: &mut Heap<'_, M>, modules: &[u64], wanted: &Wa
         retained_bytes: together,
         sampled: members.len().min(SAMPLES),
         ways,
+        types,
         globals: words.globals(modules, &retained),
     })
+}
+
+/// Which types have this name: a class that was made again is another one.
+fn named(infos: &[TypeInfo], name: &str) -> Vec<bool> {
+    infos.iter().map(|info| &*info.name == name).collect()
+}
+
+/// The types whose objects retain the most, each for itself; those of one name are one.
+fn by_types(infos: &[TypeInfo], retained: Vec<u64>, most: usize) -> Vec<Retaining> {
+    let mut rows: BTreeMap<&str, Retaining> = BTreeMap::new();
+    for (info, retained) in infos.iter().zip(retained).filter(|(_, retained)| *retained > 0) {
+        let row = rows.entry(&info.name).or_insert_with(|| Retaining {
+            name: info.name.to_string(),
+            count: 0,
+            retained_bytes: 0,
+        });
+        row.count += info.count;
+        row.retained_bytes = row.retained_bytes.saturating_add(retained);
+    }
+    let mut rows: Vec<Retaining> = rows.into_values().collect();
+    rows.sort_by(|a, b| {
+        b.retained_bytes
+            .cmp(&a.retained_bytes)
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    rows.truncate(most.clamp(MAX_TYPES, 10 * MAX_TYPES));
+    rows
 }
 
 impl Referring {

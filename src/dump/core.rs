@@ -404,6 +404,21 @@ impl Core {
         self.segments.iter().map(|segment| segment.memory.clone()).collect()
     }
 
+    /// The file that was mapped at an address, with its number.
+    pub fn file_at(&self, address: u64) -> Option<(usize, &Path)> {
+        let index = self.mappings.partition_point(|mapping| mapping.memory.end <= address);
+        let mapping = self
+            .mappings
+            .get(index)
+            .filter(|mapping| mapping.memory.contains(&address))?;
+        Some((mapping.file, &self.files.get(mapping.file)?.path))
+    }
+
+    /// How many threads the process had.
+    pub const fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
     /// Finds the Python in it.
     ///
     /// # Errors

@@ -12,13 +12,15 @@ use super::objects::Objects;
 use crate::frames::layout::{Layout, ObjectLayout};
 use crate::frames::text;
 use pyheap_injector::{RemoteAddr, RemoteMemory};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// A metaclass has a metaclass, and so on; after so many it is `type`, which is its own.
 const MAX_METACLASSES: usize = 8;
 /// Longer names are cut, in characters.
 const MAX_NAME: usize = 200;
+/// Words that are remembered to lead to no type.
+const MAX_NO_TYPES: usize = 1 << 18;
 /// Types that are remembered.
 const MAX_KNOWN: usize = 1 << 16;
 /// No type that can be met has larger instances before their items begin.
@@ -65,6 +67,8 @@ pub struct Types<M> {
     known: HashMap<u64, (Head, Arc<str>)>,
     /// Those that were read since [`Types::of_blocks`] began.
     fresh: HashMap<u64, (Head, Arc<str>)>,
+    /// Words that led to no type since then.
+    no_types: HashSet<u64>,
 }
 
 impl<M: RemoteMemory> Types<M> {
@@ -76,6 +80,7 @@ impl<M: RemoteMemory> Types<M> {
             at: ObjectLayout::of(layout)?,
             known: HashMap::new(),
             fresh: HashMap::new(),
+            no_types: HashSet::new(),
         })
     }
 
@@ -83,8 +88,20 @@ impl<M: RemoteMemory> Types<M> {
     /// `builtins`. Each type is read once for all of them, so an answer holds only for a block that was the same one from the
     /// call to its end: then its object kept its type alive.
     pub fn of_blocks(&mut self, blocks: impl Iterator<Item = (u64, u64)>) -> Vec<Option<Arc<str>>> {
-        self.fresh.clear();
+        self.forget();
         blocks.map(|(address, size)| self.of_block(address, size)).collect()
+    }
+
+    /// True when a block of `size` bytes that begins with `begin` begins with an object. Each type is read once until
+    /// [`Types::forget`], and each word that leads to none.
+    pub fn is_object(&mut self, begin: &[u8], size: u64) -> bool {
+        self.of_begin(begin, size, true).is_some()
+    }
+
+    /// Types are read again from now on.
+    pub fn forget(&mut self) {
+        self.fresh.clear();
+        self.no_types.clear();
     }
 
     /// The name of the type at `address`, with its module unless that is `builtins`; `None` where there is no type. It is read
@@ -105,6 +122,10 @@ impl<M: RemoteMemory> Types<M> {
     fn of_block(&mut self, address: u64, size: u64) -> Option<Arc<str>> {
         let len = usize::try_from(size).unwrap_or(MAX_BEGIN).min(MAX_BEGIN);
         let begin = self.mem.read_vec(RemoteAddr(address), len).ok()?;
+        self.of_begin(&begin, size, false)
+    }
+
+    fn of_begin(&mut self, begin: &[u8], size: u64, once: bool) -> Option<Arc<str>> {
         let distances: &[u64] = match (self.layout.free_threaded, self.layout.minor) {
             (true, _) => &[0, 16],
             (false, 7) => &[0, 32],
@@ -115,7 +136,15 @@ impl<M: RemoteMemory> Types<M> {
             let at = usize::try_from(distance + self.layout.ob_type).ok()?;
             let word = begin.get(at..at + 8)?;
             let of = u64::from_le_bytes(word.try_into().ok()?);
-            let (head, name) = self.type_at(of)?;
+            if once && self.no_types.contains(&of) {
+                return None;
+            }
+            let Some((head, name)) = self.type_at(of) else {
+                if once && self.no_types.len() < MAX_NO_TYPES {
+                    self.no_types.insert(of);
+                }
+                return None;
+            };
             let room = size.checked_sub(distance)?;
             let fits = head.flags & flag::STR != 0 || head.basic_size <= room;
             (fits && self.before(&head) == distance).then_some(name)

@@ -19,6 +19,8 @@ const WINDOW: u64 = 1 << 20;
 const HEADER: u64 = 16;
 /// Blocks of Python up to this size come from pymalloc, where it is in use.
 const SMALL: u64 = 512;
+/// Of a block that is asked for its type, so much is read.
+const BEGIN: usize = 64;
 /// Blocks that are asked for the type of their object.
 const MAX_LOOKS: u64 = 4 << 20;
 /// A thread's heap has its arena's data before the first chunk: so far the chunks' begin is looked for.
@@ -141,7 +143,7 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
             ) else {
                 break;
             };
-            self.count(&mut tally, at..next);
+            self.count(&mut tally, at..next, None);
             at = next;
         }
         (tally, at)
@@ -153,18 +155,18 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
         self.memory.read_array(RemoteAddr(at)).ok().filter(|_| is_there)
     }
 
-    /// Counts a block in use.
-    fn count(&mut self, tally: &mut Tally, chunk: Range<u64>) {
+    /// Counts a block in use. `begin`: its first bytes, if they were read.
+    fn count(&mut self, tally: &mut Tally, chunk: Range<u64>, begin: Option<&[u8]>) {
         let bytes = self.resident.bytes(&chunk);
         tally.blocks += 1;
-        if self.is_object(&chunk) {
+        if self.is_object(&chunk, begin) {
             tally.objects += bytes;
         } else {
             tally.used += bytes;
         }
     }
 
-    fn is_object(&mut self, chunk: &Range<u64>) -> bool {
+    fn is_object(&mut self, chunk: &Range<u64>, begin: Option<&[u8]>) -> bool {
         let room = (chunk.end - chunk.start).saturating_sub(HEADER / 2);
         let at = chunk.start + HEADER;
         if room <= SMALL || self.looks >= MAX_LOOKS || self.resident.bytes(&(at..at + 64)) < 64 {
@@ -172,10 +174,13 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
         }
         self.looks += 1;
         let Some(types) = &mut self.types else { return false };
-        types
-            .of_blocks(std::iter::once((at, room)))
-            .first()
-            .is_some_and(Option::is_some)
+        match begin {
+            Some(begin) => types.is_object(begin, room),
+            None => self
+                .memory
+                .read_array::<BEGIN>(RemoteAddr(at))
+                .is_ok_and(|begin| types.is_object(&begin, room)),
+        }
     }
 
     /// Walks the chunks of `range`; the number of chunks besides.
@@ -197,6 +202,9 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
                 break;
             }
             let base = at;
+            if let Some(types) = &mut self.types {
+                types.forget();
+            }
             while at < end && at - base + HEADER <= part.end - base {
                 let from = (at - base) as usize + 8;
                 let word = window.get(from..from + 8).and_then(|word| word.try_into().ok());
@@ -211,7 +219,11 @@ impl<'a, M: RemoteMemory> Walker<'a, M> {
                 };
                 if let Some(before) = last.take() {
                     if size & 1 == 1 {
-                        self.count(&mut tally, before);
+                        let from = before.start.checked_sub(base).map(|from| (from + HEADER) as usize);
+                        // What is left in the window of one before is not of this one.
+                        let read = (part.end - part.start) as usize;
+                        let begin = from.and_then(|from| window.get(..read)?.get(from..from + BEGIN));
+                        self.count(&mut tally, before, begin);
                     } else {
                         tally.free += self.resident.bytes(&before);
                     }

@@ -8,7 +8,7 @@
 //! it; that is nobody's.
 
 use super::resident::Resident;
-use crate::attach::Target;
+use crate::attach::Interpreter;
 use pyheap_injector::{RemoteAddr, RemoteMemory};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -88,7 +88,7 @@ pub struct Mimalloc {
 pub fn find<M: RemoteMemory>(
     memory: &M,
     resident: &Resident,
-    target: &Target,
+    interpreter: &Interpreter,
     areas: &[Range<u64>],
 ) -> Option<Mimalloc> {
     let mut pages = Pages {
@@ -98,9 +98,9 @@ pub fn find<M: RemoteMemory>(
         blocks: 0,
     };
     let mut known = None;
-    for state in thread_states(memory, target) {
+    for state in thread_states(memory, interpreter) {
         let number = memory
-            .read_u64(RemoteAddr(state + target.interpreter.layout.thread.thread_id))
+            .read_u64(RemoteAddr(state + interpreter.layout.thread.thread_id))
             .unwrap_or(0);
         known = known.or_else(|| heaps(memory, state, number));
         let Some((place, version)) = known else { continue };
@@ -133,8 +133,7 @@ pub fn find<M: RemoteMemory>(
 }
 
 /// The thread states of all interpreters.
-fn thread_states(memory: &impl RemoteMemory, target: &Target) -> Vec<u64> {
-    let interpreter = &target.interpreter;
+fn thread_states(memory: &impl RemoteMemory, interpreter: &Interpreter) -> Vec<u64> {
     let layout = &interpreter.layout;
     let word = |at: Option<u64>| at.and_then(|at| memory.read_u64(RemoteAddr(at)).ok()).unwrap_or(0);
     let mut states = Vec::new();

@@ -14,13 +14,14 @@ pub mod pymalloc;
 pub mod render;
 pub mod resident;
 
-use crate::attach::Target;
 use crate::attach::frozen::{Cost, Frozen};
+use crate::attach::{Interpreter, Target};
+use crate::dump::core::Core;
 use crate::dump::types::Types;
 use glibc::{THREAD_HEAP, Tally, Walker};
 use mimalloc::Mimalloc;
 use pyheap_injector::observe::{self, Doing};
-use pyheap_injector::{ProcessMemory, RemoteMemory};
+use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
 use pymalloc::Pymalloc;
 use resident::{Kind, Mapping, PAGE, Resident};
 use std::collections::{HashMap, HashSet};
@@ -138,6 +139,8 @@ pub struct Report {
     pub python: String,
     /// Read from a frozen copy.
     pub frozen: bool,
+    /// Read from a core file: what it holds counts as resident.
+    pub core: bool,
     /// Resident bytes: the sum of the kernel's numbers for each mapping, and of the rows.
     pub rss_bytes: u64,
     /// The rows, also those with nothing in them.
@@ -184,28 +187,91 @@ pub fn of(target: &Target, frozen: Option<&Frozen>) -> Result<Report, RssError> 
     let private = maps.iter().filter(|map| is_private_memory(map));
     let resident = Resident::of(source, private).map_err(|source| RssError::Pagemap { pid, source })?;
     match frozen {
-        Some(copy) => Ok(tabulate(target, copy.memory(), &resident, &maps, true)),
-        None => Ok(tabulate(target, &ProcessMemory::new(tid), &resident, &maps, false)),
+        Some(copy) => Ok(tabulate(&of_process(target), copy.memory(), &resident, &maps, true)),
+        None => Ok(tabulate(
+            &of_process(target),
+            &ProcessMemory::new(tid),
+            &resident,
+            &maps,
+            false,
+        )),
+    }
+}
+
+/// Makes the table of what a core file holds. It does not say which pages were resident: those that are not all zeros count. Nor does it say where
+/// stacks are; files are those of which the process had changed something, mostly the data of libraries.
+#[must_use]
+pub fn of_core(core: &Core, interpreter: &Interpreter) -> Report {
+    let resident = Resident::written(core, &core.memory());
+    let mapping = |range: Range<u64>| {
+        let file = core.file_at(range.start);
+        let kind = match file {
+            Some((_, path)) => Kind::File(path.to_string_lossy().into_owned()),
+            None if begins_a_heap(core, range.start) => Kind::Heap,
+            None => Kind::Anonymous,
+        };
+        Mapping {
+            rss: resident.bytes(&range),
+            range,
+            kind,
+            file: (0, 0, file.map_or(0, |(number, _)| number as u64 + 1)),
+            access: [true, true, file.is_some()],
+        }
+    };
+    let maps: Vec<Mapping> = core.memory().into_iter().map(mapping).take(MAX_MAPPINGS).collect();
+    let process = Process {
+        pid: core.pid(),
+        interpreter,
+        threads: core.threads(),
+        stack_pointers: Vec::new(),
+        is_core: true,
+    };
+    tabulate(&process, core, &resident, &maps, false)
+}
+
+/// What glibc puts first into `[heap]`: the chunk with the main thread's cache of free blocks.
+fn begins_a_heap(core: &Core, start: u64) -> bool {
+    const SIZES: Range<u64> = 0x240..0x400;
+    /// The one before it is in use.
+    const IN_USE: u64 = 1;
+    let size = core.read_u64(RemoteAddr(start.saturating_add(8))).unwrap_or(0);
+    core.read_u64(RemoteAddr(start)).is_ok_and(|before| before == 0) && SIZES.contains(&size) && size % 16 == IN_USE
+}
+
+/// Whose memory it is.
+struct Process<'a> {
+    pid: i32,
+    interpreter: &'a Interpreter,
+    threads: usize,
+    stack_pointers: Vec<u64>,
+    is_core: bool,
+}
+
+fn of_process(target: &Target) -> Process<'_> {
+    let pid = target.facts.id.pid;
+    let threads = observe::threads(pid);
+    Process {
+        pid,
+        interpreter: &target.interpreter,
+        threads: threads.len(),
+        stack_pointers: threads.iter().filter_map(|&tid| stack_pointer(pid, tid)).collect(),
+        is_core: false,
     }
 }
 
 fn tabulate<M: RemoteMemory>(
-    target: &Target,
+    process: &Process<'_>,
     memory: &M,
     resident: &Resident,
     maps: &[Mapping],
     frozen: bool,
 ) -> Report {
-    let pid = target.facts.id.pid;
-    let threads = observe::threads(pid);
-    let stack_pointers: Vec<u64> = threads.iter().filter_map(|&tid| stack_pointer(pid, tid)).collect();
     let mut table = Table {
-        target,
+        process,
         memory,
         resident,
         maps,
         sums: Sums::default(),
-        stack_pointers,
         pymalloc: Pymalloc::default(),
         mimalloc: None,
     };
@@ -219,16 +285,17 @@ fn tabulate<M: RemoteMemory>(
     let rss_bytes = maps.iter().map(|map| map.rss).sum();
     let rows = sums.rows(&pymalloc, mimalloc.as_ref(), rss_bytes);
     Report {
-        pid,
-        python: target.interpreter.description(),
+        pid: process.pid,
+        python: process.interpreter.description(),
         frozen,
+        core: process.is_core,
         rss_bytes,
         verdict: verdict(&rows),
         rows,
         pymalloc,
         mimalloc,
         malloc: sums.is_glibc.then_some(sums.malloc),
-        threads: threads.len(),
+        threads: process.threads,
         files: largest_files(maps),
         not_looked_at: resident.unknown,
         cost: None,
@@ -370,19 +437,18 @@ const NOBODY: &str = "anonymous memory of nobody known";
 
 /// The table in the making.
 struct Table<'a, M> {
-    target: &'a Target,
+    process: &'a Process<'a>,
     memory: &'a M,
     resident: &'a Resident,
     maps: &'a [Mapping],
     sums: Sums,
-    stack_pointers: Vec<u64>,
     pymalloc: Pymalloc,
     mimalloc: Option<Mimalloc>,
 }
 
 impl<M: RemoteMemory> Table<'_, M> {
     fn fill(&mut self) {
-        let layout = &self.target.interpreter.layout;
+        let layout = &self.process.interpreter.layout;
         self.sums.is_glibc = self.maps.iter().any(|map| is_glibc(&map.kind));
         let areas: Vec<Range<u64>> = self
             .maps
@@ -391,7 +457,7 @@ impl<M: RemoteMemory> Table<'_, M> {
             .map(|map| map.range.clone())
             .collect();
         if layout.free_threaded {
-            self.mimalloc = mimalloc::find(self.memory, self.resident, self.target, &areas);
+            self.mimalloc = mimalloc::find(self.memory, self.resident, self.process.interpreter, &areas);
         } else {
             self.pymalloc = pymalloc::find(self.memory, self.resident, &areas, layout.minor);
         }
@@ -477,7 +543,7 @@ impl<M: RemoteMemory> Table<'_, M> {
                 && guard.range.end - guard.range.start <= MAX_GUARD
         });
         let len = map.range.end - map.range.start;
-        self.stack_pointers.iter().any(|sp| area.contains(sp)) || (has_guard && len <= MAX_STACK)
+        self.process.stack_pointers.iter().any(|sp| area.contains(sp)) || (has_guard && len <= MAX_STACK)
     }
 }
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Bytes that are read at once.
 const WINDOW: u64 = 1 << 20;
 /// `sizeof(struct pool_header)`, rounded up: `POOL_OVERHEAD`.
-const HEADER: u64 = 48;
+pub(crate) const HEADER: u64 = 48;
 /// No more arenas are plausible: 16 TiB of them.
 const MAX_ARENA_INDEX: u32 = 1 << 24;
 /// The largest request, `SMALL_REQUEST_THRESHOLD`.
@@ -24,7 +24,8 @@ const MAX_SIZE: u64 = 512;
 /// Sizes in bytes, of a version.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    pool: u64,
+    /// Bytes of a pool, which begins at a multiple of that.
+    pub pool: u64,
     arena: u64,
     /// Distances of size classes.
     steps: &'static [u64],
@@ -53,11 +54,18 @@ impl Shape {
 
 /// A pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Pool {
-    at: u64,
+pub(crate) struct Pool {
+    /// Where it begins.
+    pub at: u64,
     arena: u32,
-    size: u64,
-    used: u64,
+    /// Bytes of a block.
+    pub size: u64,
+    /// Blocks in use.
+    pub used: u64,
+    /// The first of those that were given back, or 0; each has the next one's address in its first word.
+    pub free: u64,
+    /// Blocks that were ever in use: the others come after these.
+    pub carved: u64,
 }
 
 /// What a size class takes.
@@ -102,7 +110,7 @@ pub struct Pymalloc {
 }
 
 /// Reads one header.
-fn pool(shape: Shape, at: u64, bytes: &[u8]) -> Option<Pool> {
+pub(crate) fn pool(shape: Shape, at: u64, bytes: &[u8]) -> Option<Pool> {
     let word = |from: usize| Some(u64::from_le_bytes(*bytes.get(from..)?.first_chunk()?));
     let half = |from: usize| Some(u32::from_le_bytes(*bytes.get(from..)?.first_chunk()?));
     let (used, free, next, previous) = (u64::from(half(0)?), word(8)?, word(16)?, word(24)?);
@@ -134,7 +142,14 @@ fn pool(shape: Shape, at: u64, bytes: &[u8]) -> Option<Pool> {
         && (used < most || free == 0)
         && next % 8 == 0
         && previous % 8 == 0;
-    sane.then_some(Pool { at, arena, size, used })
+    sane.then_some(Pool {
+        at,
+        arena,
+        size,
+        used,
+        free,
+        carved: carved.min(most),
+    })
 }
 
 /// Finds pools in `areas`, which are sorted and may be read.

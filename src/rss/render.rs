@@ -20,10 +20,12 @@ const WORTH: f64 = 0.05;
 pub fn render(report: &Report) -> String {
     let all = report.rss_bytes as f64;
     let mut text = format!(
-        "process {}: Python {}, {} resident{}\n\n",
+        "{}process {}: Python {}, {} {}{}\n\n",
+        if report.core { "the core file of " } else { "" },
         report.pid,
         report.python,
         human::bytes(all),
+        if report.core { "written to" } else { "resident" },
         if report.frozen { ", read from a frozen copy" } else { "" }
     );
     for group in Group::ALL {

@@ -4,6 +4,7 @@
 
 use procfs::ProcResult;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
+use pyheap_injector::{RemoteAddr, RemoteMemory};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -12,6 +13,9 @@ use std::os::unix::fs::FileExt;
 pub const PAGE: u64 = 4096;
 /// Pages of address space that are looked up in all, 256 GiB: an entry for each is read.
 const MAX_PAGES: u64 = 64 << 20;
+/// Bits of an entry of `/proc/PID/pagemap`.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
 /// Entries that are read at once.
 const ENTRIES: u64 = 64 << 10;
 
@@ -53,6 +57,15 @@ pub struct Mapping {
 /// When the process is gone or may not be looked into.
 pub fn mappings(pid: i32) -> ProcResult<Vec<Mapping>> {
     let maps = Process::new(pid)?.smaps()?;
+    Ok(maps.0.into_iter().map(mapping).collect())
+}
+
+/// The same without the resident bytes, which the kernel has to count.
+///
+/// # Errors
+/// As [`mappings`].
+pub fn uncounted(pid: i32) -> ProcResult<Vec<Mapping>> {
+    let maps = Process::new(pid)?.maps()?;
     Ok(maps.0.into_iter().map(mapping).collect())
 }
 
@@ -107,12 +120,23 @@ impl Resident {
     /// # Errors
     /// When `/proc/PID/pagemap` cannot be read: it needs the rights of a debugger.
     pub fn of<'a>(pid: i32, mappings: impl Iterator<Item = &'a Mapping>) -> std::io::Result<Self> {
-        const PRESENT: u64 = 1 << 63;
+        Self::with(pid, mappings.filter(|map| map.rss > 0), PRESENT)
+    }
+
+    /// The same with those pages that are swapped out.
+    ///
+    /// # Errors
+    /// As [`Resident::of`].
+    pub fn or_swapped<'a>(pid: i32, mappings: impl Iterator<Item = &'a Mapping>) -> std::io::Result<Self> {
+        Self::with(pid, mappings, PRESENT | SWAPPED)
+    }
+
+    fn with<'a>(pid: i32, mappings: impl Iterator<Item = &'a Mapping>, bits: u64) -> std::io::Result<Self> {
         let file = File::open(format!("/proc/{pid}/pagemap"))?;
         let mut found = Self::default();
         let mut left = MAX_PAGES;
         let mut entries = Vec::new();
-        for map in mappings.filter(|map| map.rss > 0) {
+        for map in mappings {
             let (mut page, end) = (map.range.start / PAGE, map.range.end / PAGE);
             if end.saturating_sub(page) > left {
                 found.unknown += map.range.end - map.range.start;
@@ -125,7 +149,7 @@ impl Resident {
                 file.read_exact_at(&mut entries, page * 8)?;
                 let (words, _) = entries.as_chunks::<8>();
                 for (number, word) in words.iter().enumerate() {
-                    if u64::from_le_bytes(*word) & PRESENT != 0 {
+                    if u64::from_le_bytes(*word) & bits != 0 {
                         found.add(page + number as u64);
                     }
                 }
@@ -149,6 +173,30 @@ impl Resident {
         }
     }
 
+    /// The pages of `ranges`, which are sorted, that are not all zeros: a memory that does not say which were ever written to.
+    #[must_use]
+    pub fn written(memory: &impl RemoteMemory, ranges: &[Range<u64>]) -> Self {
+        const STEP: u64 = 256 << 10;
+        let mut found = Self::default();
+        let mut bytes = vec![0_u8; STEP as usize];
+        for range in ranges {
+            let mut at = range.start;
+            while at < range.end {
+                let len = STEP.min(range.end - at);
+                let Some(bytes) = bytes.get_mut(..len as usize) else {
+                    break;
+                };
+                if memory.read_into(RemoteAddr(at), bytes).is_ok() {
+                    let pages = bytes.chunks(PAGE as usize).zip(at / PAGE..);
+                    let pages = pages.filter(|(page, _)| page.iter().any(|byte| *byte != 0));
+                    pages.for_each(|(_, number)| found.add(number));
+                }
+                at += len;
+            }
+        }
+        found
+    }
+
     /// Resident bytes below `address`.
     fn below(&self, address: u64) -> u64 {
         let next = self.ranges.partition_point(|(range, _)| range.start < address);
@@ -162,6 +210,12 @@ impl Resident {
     #[must_use]
     pub fn bytes(&self, range: &Range<u64>) -> u64 {
         self.below(range.end).saturating_sub(self.below(range.start))
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<Range<u64>> {
+        self.ranges.iter().map(|(range, _)| range.clone()).collect()
     }
 
     /// The resident parts of `range`.

@@ -4,12 +4,13 @@ use super::choose;
 use super::dump::of_core;
 use super::failure::{Failure, chain, code};
 use super::rss::LimitArgs;
-use crate::attach::frozen::{FreezeError, Frozen};
+use crate::attach::frozen::{FreezeError, Frozen, Limits};
 use crate::attach::{Target, preflight};
-use crate::census::table::{About, Census, LoadError, Mode, changes};
+use crate::census::table::{About, Census, Change, LoadError, Memory, Mode, changes};
 use crate::census::why::{Wanted, Why};
-use crate::census::{CensusError, Source, ask, render, writable};
+use crate::census::{CensusError, Source, ask, render, small_areas, writable};
 use crate::dump::core::Core;
+use crate::rss;
 use crate::ui::output::{note, to_stdout};
 use crate::ui::save::save;
 use crate::ui::units::parse_duration;
@@ -27,8 +28,8 @@ const COMMAND_CHARS: usize = 200;
 /// A frozen copy of the process is read (a child that runs nothing and is ended afterwards); its making stops one thread for
 /// some milliseconds a GiB. With --live, or where a copy is not possible (that is said), the process is read while it runs: nothing is put into
 /// it and nothing is stopped, the numbers of a busy process are approximate, and it is said how many reads did not fit. Objects that the garbage collector knows are found
-/// in its lists; strings, numbers and whatever else it does not know are reached from these and from the variables of running calls. Sizes
-/// are those of sys.getsizeof.
+/// in its lists; strings, numbers and whatever else it does not know are reached from these and from the variables of running calls; what only
+/// C code holds is found in the blocks of Python's allocators. Sizes are those of sys.getsizeof. The head says where the resident memory is.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
@@ -246,7 +247,19 @@ fn show_changes(before: &Census, after: &Census, show: &Show) -> Result<(), Box<
         let text = render::changes(before, after, &all, show.by.name(), show.limit);
         return Ok(to_stdout(&text)?);
     }
-    let shown = all.get(..show.limit).unwrap_or(&all);
+    let answer = changes_json(before, after, &all, show.by.name(), show.limit)?;
+    Ok(to_stdout(&(serde_json::to_string_pretty(&answer)? + "\n"))?)
+}
+
+/// What has changed between two censuses, as JSON: the most `limit` rows.
+pub(super) fn changes_json(
+    before: &Census,
+    after: &Census,
+    all: &[Change],
+    by: &str,
+    limit: usize,
+) -> Result<serde_json::Value, serde_json::Error> {
+    let shown = all.get(..limit).unwrap_or(all);
     let brief = |census: &Census| {
         let mut census = serde_json::to_value(census)?;
         if let Some(census) = census.as_object_mut() {
@@ -254,17 +267,16 @@ fn show_changes(before: &Census, after: &Census, show: &Show) -> Result<(), Box<
         }
         Ok::<_, serde_json::Error>(census)
     };
-    let answer = serde_json::json!({
+    Ok(serde_json::json!({
         "before": brief(before)?,
         "after": brief(after)?,
-        "by": show.by.name(),
+        "by": by,
         "omitted_rows": all.len() - shown.len(),
         "rows": shown,
-    });
-    Ok(to_stdout(&(serde_json::to_string_pretty(&answer)? + "\n"))?)
+    }))
 }
 
-fn load(path: &Path) -> Result<Census, Failure> {
+pub(super) fn load(path: &Path) -> Result<Census, Failure> {
     Census::load(path).map_err(|error| {
         let number = match &error {
             LoadError::Io { .. } => code::USAGE,
@@ -280,12 +292,39 @@ fn now() -> f64 {
 }
 
 fn of_process(target: &Target, args: &Args, wanted: Option<&Wanted>) -> Result<(Census, Option<Why>), Failure> {
+    let how = How {
+        live: args.live,
+        limits: args.limits.limits(),
+        max_time: args.max_time,
+    };
+    of_target(target, &how, wanted)
+}
+
+/// How a process is read.
+pub(super) struct How {
+    /// While it runs.
+    pub live: bool,
+    /// Of its frozen copy.
+    pub limits: Limits,
+    /// The longest that reading may take.
+    pub max_time: Duration,
+}
+
+/// A census of a process, and the answer to what is wanted.
+///
+/// # Errors
+/// When the process is gone or its heap cannot be found.
+pub(super) fn of_target(
+    target: &Target,
+    args: &How,
+    wanted: Option<&Wanted>,
+) -> Result<(Census, Option<Why>), Failure> {
     let pid = target.facts.id.pid;
     let copy = if args.live {
         None
     } else {
         let ready = preflight::check_for_copy(pid).map_err(FreezeError::from);
-        match ready.and_then(|target| Frozen::of(&target, args.limits.limits())) {
+        match ready.and_then(|target| Frozen::of(&target, args.limits)) {
             Ok(copy) => Some(copy),
             Err(error) => {
                 note(&format!(
@@ -297,20 +336,23 @@ fn of_process(target: &Target, args: &Args, wanted: Option<&Wanted>) -> Result<(
         }
     };
     let Some(copy) = copy else {
-        let answer = read(target, &ProcessMemory::new(pid), pid, Mode::Live, args, wanted)?;
+        let mut answer = read(target, &ProcessMemory::new(pid), pid, Mode::Live, args.max_time, wanted)?;
         if !target.facts.id.is_alive() {
             let error = format!("process {pid} ended before its heap was read");
             return Err(Failure::new(code::NO_PROCESS, error));
         }
+        answer.0.memory = rss::of(target, None).ok().as_ref().map(Memory::from);
         return Ok(answer);
     };
-    let answer = read(target, copy.memory(), copy.pid(), Mode::Frozen, args, wanted);
+    let answer = read(target, copy.memory(), copy.pid(), Mode::Frozen, args.max_time, wanted);
+    let memory = rss::of(target, Some(&copy));
     if let Some(why) = copy.ended() {
         let error = format!("the frozen copy was ended before all was read: {why} (--live does without)");
         return Err(Failure::failed(error));
     }
     let cost = copy.finish();
     let (mut census, why) = answer?;
+    census.memory = memory.ok().as_ref().map(Memory::from);
     match cost {
         Ok(cost) => census.copy = Some(cost),
         Err(error) => note(&format!("warning: {}", chain(&error))),
@@ -324,7 +366,7 @@ fn read<M: RemoteMemory>(
     memory: &M,
     pid: i32,
     mode: Mode,
-    args: &Args,
+    limit: Duration,
     wanted: Option<&Wanted>,
 ) -> Result<(Census, Option<Why>), Failure> {
     let gone = |source: procfs::ProcError| Failure::new(code::NO_PROCESS, source);
@@ -338,8 +380,9 @@ fn read<M: RemoteMemory>(
     let source = Source {
         memory,
         writable: writable(pid).map_err(gone)?,
+        small: small_areas(pid),
         changes: mode == Mode::Live,
-        limit: args.max_time,
+        limit,
     };
     let (found, why) = ask(&source, &target.interpreter, wanted).map_err(of_census)?;
     Ok((Census::of(about, &found), why))
@@ -358,11 +401,14 @@ fn of_file(path: &Path, args: &Args, wanted: Option<&Wanted>) -> Result<(Census,
     let source = Source {
         memory: &core,
         writable: core.memory(),
+        small: core.memory(),
         changes: false,
         limit: args.max_time,
     };
     let (found, why) = ask(&source, &interpreter, wanted).map_err(of_census)?;
-    Ok((Census::of(about, &found), why))
+    let mut census = Census::of(about, &found);
+    census.memory = Some(Memory::from(&rss::of_core(&core, &interpreter)));
+    Ok((census, why))
 }
 
 fn of_census(error: CensusError) -> Failure {

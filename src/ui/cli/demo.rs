@@ -103,6 +103,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         suffix: Default::default(),
         verbose: true,
         quiet: false,
+        census: false,
         temporary: args.keep.is_none(),
         command: Vec::new(),
     };

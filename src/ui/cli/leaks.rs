@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
+use super::heap::Growth;
 use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
 use crate::profile::reader::{ReadError, Reader};
@@ -68,9 +69,18 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let detail = if args.verbose { Detail::Verbose } else { Detail::Normal };
     let text = match () {
-        () if args.json => serde_json::to_string_pretty(&report)? + "\n",
+        () if args.json => {
+            let mut answer = serde_json::to_value(&report)?;
+            if let (Some(answer), Some(growth)) = (answer.as_object_mut(), Growth::of(&reader)) {
+                answer.insert("census".to_owned(), growth.json(args.rows)?);
+            }
+            serde_json::to_string_pretty(&answer)? + "\n"
+        }
         () if args.quiet => headline(&report) + "\n",
-        () => render(&report, detail, args.rows),
+        () => {
+            let growth = Growth::of(&reader).map(|growth| growth.text(report.live_bytes, args.rows));
+            render(&report, detail, args.rows) + &growth.unwrap_or_default()
+        }
     };
     Ok(to_stdout(&text)?)
 }

@@ -16,6 +16,7 @@ pub mod failure;
 pub mod flame;
 pub mod fleet;
 pub mod flow;
+pub mod heap;
 pub mod html;
 pub mod info;
 pub mod info_run;

@@ -77,6 +77,11 @@ pub struct Args {
     #[arg(long)]
     pub children: bool,
 
+    /// Take a census of the heap before the recording and one after it, as `pyheap census` does (from a frozen copy), and keep
+    /// them beside the files: `pyheap leaks` shows what has grown in between, by type.
+    #[arg(long, conflicts_with = "children")]
+    pub census: bool,
+
     /// Which processes, if it is not a single one, and when.
     #[command(flatten)]
     pub which: Which,
@@ -117,6 +122,9 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         None => (stop_signals()?, Arc::default()),
     };
     if let Some(selection) = args.which.selection()? {
+        if args.census {
+            return Err(Failure::new(super::failure::code::USAGE, "--census is for one process").into());
+        }
         return Ok(super::record_many::record(args, selection, &stop, &hangup)?);
     }
     check_writable(args)?;
@@ -215,6 +223,7 @@ fn record_as(
     if args.verbose {
         note(&found(&target.interpreter));
     }
+    let census = args.census.then(|| super::heap::begin(&target)).flatten();
     let session = match Session::attach(target, args.sampling.options()) {
         Ok(session) => session,
         Err(error) => {
@@ -237,6 +246,7 @@ fn record_as(
     let (limits, tap) = (args.sampling.limits(), Box::new(|_: &[_]| {}));
     let mut recording = Recording::start_because(began.why.as_deref(), session, limits, files, tap)?;
     let first = ProfileNames::new(&args.output, args.suffix);
+    super::heap::begun(&first, census.as_ref());
     let made = Part::ALL.map(|part| identity_of(&first.path(part)));
     note(&format!(
         "recording {pid} into {} (Ctrl-C ends it)",
@@ -269,6 +279,9 @@ fn record_as(
     }
     if let Some(name) = program_left {
         note(&format!("{name} runs on as process {pid}"));
+    }
+    if census.is_some() && !is_gone {
+        super::heap::end(&first, id);
     }
     report(args, &outcome, &reason, names, &first, &lock(&live).total);
     let failed = match why {

@@ -1,13 +1,16 @@
 //! `pyheap rss`: where the resident memory of a process is.
 
 use super::choose;
+use super::dump::of_core as of_opening;
 use super::failure::Failure;
 use crate::attach::frozen::{FreezeError, Frozen, Limits};
 use crate::attach::preflight;
+use crate::dump::core::Core;
 use crate::rss::{self, RssError, render};
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units::parse_duration;
 use std::error::Error;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Show where the resident memory of a process is, in one table that adds up: Python objects, what is free inside of
@@ -19,8 +22,16 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The process; may be left out if there is only one Python process.
-    #[arg(value_name = "PID")]
+    #[arg(value_name = "PID", conflicts_with = "core")]
     pub pid: Option<i32>,
+
+    /// Read a core file instead of a process: its table is that of the memory that is in the file.
+    #[arg(long, value_name = "FILE", conflicts_with = "frozen")]
+    pub core: Option<PathBuf>,
+
+    /// The program that left the core file, if it is not where it was.
+    #[arg(long, value_name = "FILE", requires = "core")]
+    pub exe: Option<PathBuf>,
 
     /// Read a frozen copy. Its making stops a thread for some milliseconds a GiB; while it is there, each page that the
     /// process writes to is copied.
@@ -64,6 +75,11 @@ impl LimitArgs {
 /// # Errors
 /// When there is no such process, or it may not be looked into, or no copy of it could be made.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    if let Some(path) = &args.core {
+        let core = Core::open(path, args.exe.as_deref()).map_err(of_opening)?;
+        let interpreter = core.python().map_err(of_opening)?;
+        return show(&rss::of_core(&core, &interpreter), args.json);
+    }
     let target = match (args.pid, args.frozen) {
         (Some(pid), false) => preflight::check_readable(pid).map_err(Failure::from)?,
         (Some(pid), true) => preflight::check_for_copy(pid).map_err(Failure::from)?,
@@ -86,10 +102,14 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     } else {
         rss::of(&target, None).map_err(of_rss)?
     };
-    let text = if args.json {
-        serde_json::to_string_pretty(&report)? + "\n"
+    show(&report, args.json)
+}
+
+fn show(report: &rss::Report, json: bool) -> Result<(), Box<dyn Error>> {
+    let text = if json {
+        serde_json::to_string_pretty(report)? + "\n"
     } else {
-        render::render(&report)
+        render::render(report)
     };
     Ok(to_stdout(&text)?)
 }
