@@ -1,7 +1,7 @@
 //! Which processes are meant, now and in future: a process and its descendants, all of the host, or those of a cgroup.
 //!
 //! Looked at ten times a second, so only what is new is read: the number that the kernel gave last tells whether anybody came, the
-//! names in `/proc` who, and a process's start time, read again each second, that its number was not given to another one. Whether a process is Python is asked by the
+//! names in `/proc` who (if many came), and a process's start time, read again each second, that its number was not given to another one. Whether a process is Python is asked by the
 //! caller, when it has had a moment to become what it is going to be.
 
 use super::candidates::WHOLE_COMMAND_CHARS;
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// All start times are read again after so long.
 const WHOLE: Duration = Duration::from_secs(1);
+/// So many new numbers are asked for one by one; else all names are read.
+const FEW: i32 = 64;
 /// Groups below a cgroup that are looked into.
 const MAX_GROUPS: usize = 1024;
 /// Where the hierarchy of cgroups is mounted.
@@ -105,18 +107,25 @@ impl Crowd {
             self.next_whole = now + WHOLE;
         }
         // Asked before the names are read: who comes in between is seen the next time at the latest.
-        let last = last_number();
-        let nobody_came = last.is_some() && last == self.last_number;
-        self.last_number = last;
-        if whole || !nobody_came {
-            self.look_at_names(now, whole);
+        let before = std::mem::replace(&mut self.last_number, last_number());
+        let since = before
+            .zip(self.last_number)
+            .map(|(before, last)| before.saturating_add(1)..last.saturating_add(1));
+        match since {
+            // Numbers are given in ascending order, until they begin again.
+            Some(new) if !whole && (0..=FEW).contains(&(new.end - new.start)) => {
+                self.look_at(new.filter(|&pid| is_process(pid)).collect(), now, false);
+            }
+            _ => {
+                let present = pids();
+                self.known.retain(|pid, _| present.contains(pid));
+                self.look_at(present, now, whole);
+            }
         }
         self.meant()
     }
 
-    fn look_at_names(&mut self, now: Instant, whole: bool) {
-        let present = pids();
-        self.known.retain(|pid, _| present.contains(pid));
+    fn look_at(&mut self, present: BTreeSet<i32>, now: Instant, whole: bool) {
         let mut new = Vec::new();
         for pid in present {
             let known = self.known.get(&pid);
@@ -253,6 +262,13 @@ fn last_number() -> Option<i32> {
     }
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// True for the number of a process, and not of a thread: `/proc` knows those, too, but does not list them.
+fn is_process(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    group.is_some_and(|group| group.trim().parse() == Ok(pid))
 }
 
 /// All processes that we see.

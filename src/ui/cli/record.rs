@@ -1,7 +1,7 @@
 //! `pyheap record`: a recording into files.
 
 use super::choose::{self, Started};
-use super::failure::{Failure, chain};
+use super::failure::{Failure, chain, code};
 use super::fleet::Fleet;
 pub use super::recording::stop_signals;
 use super::recording::{Front, Recording, Why, cost, facts, found, micros, stop_and_hangup_signals};
@@ -118,6 +118,9 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     };
     if let Some(selection) = args.which.selection()? {
         return Ok(super::record_many::record(args, selection, &stop, &hangup)?);
+    }
+    if args.command.is_empty() && std::env::args_os().last().is_some_and(|last| last == "--") {
+        return Err(Failure::new(code::USAGE, "no command was given after --").into());
     }
     check_writable(args)?;
     let mut started = if args.command.is_empty() {
