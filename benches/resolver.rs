@@ -1,6 +1,5 @@
 //! The resolver: records in, events out. Prints records a second.
 
-use crossbeam_channel::bounded;
 use pyheap::collect::Live;
 use pyheap::collect::drain::Chunk;
 use pyheap::collect::names::Names;
@@ -10,6 +9,7 @@ use pyheap::frames::Layout;
 use pyheap_injector::{ProcessMemory, RemoteAddr};
 use pyheap_protocol::record::{Alloc, Free, Head, Stack, kind};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -76,7 +76,7 @@ fn main() {
     let threads = Threads::of(memory, RemoteAddr::NULL, layout, None);
     let live = Arc::new(Mutex::new(Live::new(131_072)));
     let resolver = Resolver::new(names, threads, Arc::clone(&live), 7, 1 << 19);
-    let (send, chunks) = bounded(CHUNKS as usize + 1);
+    let (send, chunks) = sync_channel(CHUNKS as usize + 1);
     let at = Duration::ZERO;
     send.send(Chunk::Records { at, bytes: stacks() })
         .expect("there is room");

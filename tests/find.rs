@@ -383,10 +383,16 @@ fn permissions() {
         skipped(TEST, "user namespaces cannot be made here");
     }
     // And under a filter that forbids it to trace.
-    let script =
-        "import os, sys, states; states.seccomp(states.for_call(101, 0x00050001)); os.execv(sys.argv[1], sys.argv[1:])";
+    let filter = |call: u32| {
+        format!(
+            "import os, sys, states; states.seccomp(states.for_call({call}, 0x00050001)); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+    };
     let mut command = Command::new(&python.path);
-    command.env("PYTHONPATH", dir.path()).args(["-c", script]).arg(&pyheap);
+    command
+        .env("PYTHONPATH", dir.path())
+        .args(["-c", &filter(101)])
+        .arg(&pyheap);
     command.args(["doctor", &target.pid.to_string(), "--json"]);
     fails(
         start_command(command).finish(DEADLINE),
@@ -394,7 +400,253 @@ fn permissions() {
         "own seccomp",
         "cap-add=SYS_PTRACE",
     );
+    // A security module says no to what nothing else forbids: so does this filter (to process_vm_readv).
+    let refuse = filter(310);
+    let refuse = [python.path.as_str(), "-c", &refuse];
+    let path = format!("PYTHONPATH={}", dir.path().display());
+    let mut asked = nobody(&without);
+    asked.arg("env").arg(&path).args(refuse).arg(&pyheap);
+    asked.args(["doctor", &target.pid.to_string(), "--json"]);
+    fails(
+        start_command(asked).finish(DEADLINE),
+        45,
+        "security module",
+        "apparmor=unconfined",
+    );
+    // Yama says the same, and what it is set to. Most kernels here have none, so its file is ours.
+    let yama = dir.path().join("kernel/yama");
+    std::fs::create_dir_all(&yama).expect("room");
+    for (scope, as_root) in [("1", false), ("2", false), ("3", true)] {
+        std::fs::write(yama.join("ptrace_scope"), scope).expect("room");
+        let mut command = Command::new("unshare");
+        let place = dir.path().join("kernel");
+        let script = format!("mount --bind {} /proc/sys/kernel && exec \"$@\"", place.display());
+        command.args(["--mount", "--", "sh", "-c", &script, "sh"]);
+        if !as_root {
+            command.arg("setpriv").args(nobody(&without).get_args());
+        }
+        command.arg("env").arg(&path).args(refuse).arg(&pyheap);
+        command.args(["doctor", &target.pid.to_string(), "--json"]);
+        let told = start_command(command).finish(DEADLINE);
+        if told.stderr.contains("mount") {
+            skipped(TEST, "nothing can be mounted here");
+            break;
+        }
+        let remedy = if as_root {
+            "boot"
+        } else {
+            "sysctl -w kernel.yama.ptrace_scope=0"
+        };
+        fails(told, 41, "yama", remedy);
+    }
     end(target);
+
+    // Root that may trace, but not open the files of others.
+    let target = start(nobody(&without), "sleep");
+    let capabilities = "--bounding-set=-all,+sys_ptrace";
+    let mut command = Command::new("setpriv");
+    command.args([capabilities, "--inh-caps=-all,+sys_ptrace", "--"]);
+    command.arg(&pyheap).args(["doctor", &target.pid.to_string(), "--json"]);
+    fails(
+        start_command(command).finish(DEADLINE),
+        40,
+        "user",
+        "cap-add=DAC_OVERRIDE",
+    );
+    let mut command = Command::new("setpriv");
+    command.args([capabilities, "--inh-caps=-all,+sys_ptrace", "--"]);
+    command
+        .arg(&pyheap)
+        .args(["record", &target.pid.to_string(), "-o", "/tmp/pyheap-never-written"]);
+    let refused = start_command(command).finish(DEADLINE).expect_code(4);
+    refused.expect_stderr("CAP_DAC_OVERRIDE");
+    // Without a number, and without rights for any Python that there is, the reason is the same, and so is the code.
+    let mut command = nobody(&["--inh-caps=-all"]);
+    command.args(["unshare", "--user", "--map-root-user", "--"]);
+    command.arg(&pyheap).args(["record", "-o", "/tmp/pyheap-never-written"]);
+    let told = start_command(command).finish(DEADLINE);
+    if !told.stderr.contains("unshare") {
+        let told = told.expect_code(4);
+        told.expect_stderr("no Python process was found that can be attached to");
+    }
+    end(target);
+}
+
+/// What the interpreter itself can have against it.
+#[test]
+fn interpreters_that_cannot_be_entered() {
+    const TEST: &str = "interpreters_that_cannot_be_entered";
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    let dir = scratch();
+    // Structures that are not where any source says: the number of the main interpreter is another one.
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let found = pyheap::attach::interpreter::find(target.pid).expect("a Python");
+    let memory = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{}/mem", target.pid))
+        .expect("our own child");
+    use std::os::unix::fs::FileExt as _;
+    let mut main = [0; 8];
+    memory
+        .read_exact_at(&mut main, found.runtime.0 + found.layout.runtime.interpreters_main)
+        .expect("readable");
+    let id = u64::from_le_bytes(main) + found.layout.interpreter.id;
+    memory.write_all_at(&[0x77; 8], id).expect("writable");
+    fails(doctor(target.pid, &[]), 52, "interpreter", "");
+    memory.write_all_at(&[0; 8], id).expect("writable");
+    doctor(target.pid, &[]).expect_code(0);
+    target.exit_cleanly();
+
+    // One that is on its way up, and one on its way down.
+    let package = dir.path().join("starting/encodings");
+    std::fs::create_dir_all(&package).expect("room");
+    let text = "import posix\nposix.write(1, b'READY\\n')\nposix.read(0, 1)\n";
+    std::fs::write(package.join("__init__.py"), text).expect("room");
+    // From 3.11 on that package is in the interpreter itself.
+    match interpreters::some(&["3.10", "3.9", "3.8"]).into_iter().next() {
+        Some(old) => {
+            let mut command = Command::new(&old.path);
+            command
+                .args(["-c", "pass"])
+                .env("PYTHONPATH", dir.path().join("starting"));
+            let starting = Target::start_command(command, TEST);
+            fails(doctor(starting.pid, &[]), 72, "interpreter", "again");
+        }
+        None => skipped(TEST, "no Python from before 3.11"),
+    }
+    let mut ending = Target::start(&python, "states.py", &["shutting_down"]);
+    ending.expect("SHUTDOWN");
+    fails(doctor(ending.pid, &[]), 73, "interpreter", "");
+    ending.ask("EXIT", "DONE");
+    assert!(ending.wait().success());
+
+    // What is called libpython and is none.
+    let libm = std::fs::read_to_string("/proc/self/maps").expect("our own");
+    let libm = libm
+        .split_whitespace()
+        .find(|word| word.contains("/libc.so") || word.contains("/libgcc_s"));
+    match libm {
+        Some(library) => {
+            let copy = dir.path().join("libpython3.12.so.1.0");
+            let source = Path::new(library).with_file_name("libm.so.6");
+            std::fs::copy(&source, &copy).expect("room for a copy");
+            let mut sleep = Command::new("sleep")
+                .arg("600")
+                .env("LD_PRELOAD", &copy)
+                .spawn()
+                .expect("sleep runs");
+            let pid = i32::try_from(sleep.id()).expect("pids are below 2^22");
+            until("the library", DEADLINE, || {
+                let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+                let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+                (maps.contains("libpython3.12") && !exe.ends_with("pyheap")).then_some(())
+            });
+            let told = doctor(pid, &[]);
+            let _ = sleep.kill();
+            let _ = sleep.wait();
+            fails(told, 54, "interpreter", "");
+        }
+        None => skipped(TEST, "no C library to copy from"),
+    }
+
+    // One whose symbols lack one that is needed: a copy in which it has another name.
+    let python = interpreters::some(&["deb-3.11"]).into_iter().next();
+    match python {
+        Some(python) => {
+            let mut bytes = std::fs::read(&python.path).expect("readable");
+            let name = b"\0PyMem_SetAllocator\0";
+            let places: Vec<usize> = bytes
+                .windows(name.len())
+                .enumerate()
+                .filter_map(|(at, window)| (window == name).then_some(at))
+                .collect();
+            assert!(!places.is_empty(), "{} names its functions", python.path);
+            places.into_iter().for_each(|at| bytes[at + 1] = b'Q');
+            let copy = dir.path().join("python3");
+            common::copy_program(&python.path, &copy);
+            std::fs::write(&copy, bytes).expect("our own copy");
+            let mut command = Command::new(&copy);
+            command.env("PYTHONHOME", "/usr");
+            command.args([&common::target_script("accuracy.py"), "0.01"]);
+            let target = Target::start_command(command, TEST);
+            fails(doctor(target.pid, &[]), 53, "symbols", "");
+            target.exit_cleanly();
+        }
+        None => skipped(TEST, "no Python of the system"),
+    }
+}
+
+/// Hooks of a version with which nothing can be done, a memory cgroup that is nearly full, and a part of the kernel.
+#[test]
+fn what_else_is_in_the_way() {
+    const TEST: &str = "what_else_is_in_the_way";
+    /// Where a region says which protocol it speaks.
+    const PROTOCOL: u64 = 16;
+    let Some(python) = interpreters::any() else {
+        skip!(TEST, "no CPython found")
+    };
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd") {
+        fails(doctor(2, &[]), 55, "process", "");
+    } else {
+        skipped(TEST, "no thread of the kernel is to be seen here");
+    }
+    let dir = scratch();
+    let target = Target::start(&python, "accuracy.py", &["0.01"]);
+    let pid = target.pid.to_string();
+    let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+    let recording = common::pyheap::record(target.pid, &base, &[]);
+    recording.signal(nix::sys::signal::Signal::SIGKILL);
+    recording.finish(DEADLINE);
+    let info = run(["info", &pid, "--json"]).expect_code(0).stdout;
+    let info: Value = serde_json::from_str(&info).expect("JSON");
+    let place = info["regions"][0]["base"].as_u64().expect("a region") + PROTOCOL;
+    let memory = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/mem"))
+        .expect("our own child");
+    use std::os::unix::fs::FileExt as _;
+    let mut own = [0; 4];
+    memory.read_exact_at(&mut own, place).expect("readable");
+    memory.write_all_at(&1_u32.to_le_bytes(), place).expect("writable");
+    fails(doctor(target.pid, &[]), 62, "hooks", "");
+    memory.write_all_at(&own, place).expect("writable");
+    run(["cure", &pid]).expect_code(0);
+    match common::cgroup::Cgroup::make() {
+        Some(group) if group.limit(&pid, 4 << 20) => fails(doctor(target.pid, &[]), 77, "memory", "MemoryMax"),
+        _ => skipped(TEST, "no memory cgroup can be limited here"),
+    }
+
+    // What this machine has not, as /proc would show it: a shadow stack, and a file that makes no sense.
+    if !is_root() || !have("unshare") {
+        skip!(TEST, "needs root rights and unshare");
+    }
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("our own child");
+    let shown = |place: &str, text: &str| {
+        let file = dir.path().join("shown");
+        std::fs::write(&file, text).expect("room");
+        let mut command = Command::new("unshare");
+        let script = format!("mount --bind {} {place} && exec \"$@\"", file.display());
+        command.args(["--mount", "--", "sh", "-c", &script, "sh"]);
+        command.arg(common::pyheap::binary()).args(["doctor", &pid, "--json"]);
+        start_command(command).finish(DEADLINE)
+    };
+    let with = format!("{status}x86_Thread_features:\tshstk wrss\n");
+    let told = shown(&format!("/proc/{pid}/task/{pid}/status"), &with);
+    if told.stderr.contains("mount") {
+        skip!(TEST, "nothing can be mounted here");
+    }
+    fails(told, 75, "state", "x86_shstk=off");
+    fails(
+        shown(&format!("/proc/{pid}/status"), "Name:\tpython\n"),
+        70,
+        "process",
+        "",
+    );
+    target.exit_cleanly();
 }
 
 /// The switch of 3.14 and later is honoured, and can be overridden by its name only. The Python is another system's, in a `chroot`

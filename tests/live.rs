@@ -548,5 +548,14 @@ fn lines_of_json_where_there_is_no_terminal() {
         "{}",
         end.stderr
     );
+    // In a file, if there is to be one.
+    let dir = common::scratch();
+    let audit = dir.path().join("audit");
+    let file = audit.to_str().expect("UTF-8");
+    let end = pyheap::run(["attach", &pid, "--quiet", "--duration", "300ms", "--audit", file]).expect_code(0);
+    let noted = std::fs::read_to_string(&audit).expect("it was written");
+    let is_of_us = |line: &str| line.contains(&format!("\"pid\":{pid}"));
+    assert!(noted.lines().count() == 2 && noted.lines().all(is_of_us), "{noted}");
+    assert!(!end.stderr.contains("audit: "), "{}", end.stderr);
     target.exit_cleanly();
 }

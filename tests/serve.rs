@@ -948,9 +948,19 @@ fn nowhere_to_push_to_is_an_error_and_no_harm() {
     let Some(interpreter) = interpreters::any() else {
         skip!("nowhere_to_push_to_is_an_error_and_no_harm", "no interpreter");
     };
-    pyheap::run(["push", "1", "--url", "https://example.invalid/"])
+    pyheap::run(["push", "1", "--url", "http://example.invalid/", "--ca-file", "x"])
         .expect_code(2)
-        .expect_stderr("https is not spoken");
+        .expect_stderr("--ca-file is for a URL with https");
+    pyheap::run([
+        "push",
+        "1",
+        "--url",
+        "https://example.invalid/",
+        "--ca-file",
+        "/dev/null",
+    ])
+    .expect_code(2)
+    .expect_stderr("no certificates in /dev/null");
     let nobody = {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         format!("http://{}", listener.local_addr().unwrap())
@@ -966,5 +976,120 @@ fn nowhere_to_push_to_is_an_error_and_no_harm() {
         "{}",
         ended.stderr
     );
+    target.exit_cleanly();
+}
+
+/// By https it arrives as well, at a server that proves who it is, and nowhere else.
+#[test]
+fn what_is_pushed_by_https_arrives() {
+    const TEST: &str = "what_is_pushed_by_https_arrives";
+    let Some(interpreter) = python("3.12").filter(|_| have("openssl")) else {
+        skip!(TEST, "needs openssl and an interpreter");
+    };
+    let dir = scratch();
+    let file = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (certificate, key) = (file("certificate.pem"), file("key.pem"));
+    let mut openssl = Command::new("openssl");
+    openssl.args(["req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=pyheap-test"]);
+    openssl.args(["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
+    openssl.args(["-addext", "basicConstraints=critical,CA:FALSE"]);
+    openssl.args(["-addext", "subjectAltName=IP:127.0.0.1"]);
+    openssl.args(["-keyout", &key, "-out", &certificate]);
+    let made = openssl.output().expect("openssl runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let script = common::target_script("tls_sink.py");
+    let mut command = Command::new(&interpreter.path);
+    command.args([&script, &certificate, &key]);
+    let mut sink = Target::start_command(command, "tls_sink");
+    let port = sink.facts["port"].as_u64().expect("a port");
+    let mut target = Target::start(&interpreter, "served.py", &[]);
+    let pid = target.pid.to_string();
+    let push = |host: &str, more: &[&str]| {
+        let url = format!("https://{host}:{port}");
+        let words = ["push", &pid, "--url", &url, "--every", "1s", "--period", "1"];
+        start([&words[..], more].concat())
+    };
+    // One that nobody knows, and one with another name than that of its certificate.
+    let trusted = ["--ca-file", certificate.as_str()];
+    for (host, more) in [("127.0.0.1", &[][..]), ("localhost", &trusted)] {
+        let mut running = push(host, more);
+        let said = running.wait_stderr("cannot push: ");
+        assert!(said.contains("certificate"), "{said}");
+        running.signal(nix::sys::signal::Signal::SIGINT);
+        running.finish(DEADLINE).expect_code(1);
+    }
+    let mut running = push("127.0.0.1", &trusted);
+    running.wait_stderr("pushing ");
+    let (bytes, _) = kept(&mut target, "KEEP 500 2000");
+    loop {
+        let taken = sink.expect("TAKEN");
+        let line = taken["line"].as_str().expect("a line");
+        assert!(line.starts_with("POST /ingest?name=served%7B"), "{line}");
+        let hex = taken["body"].as_str().expect("hex").as_bytes();
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("hex"), 16).expect("hex");
+        let body: Vec<u8> = hex.chunks(2).map(byte).collect();
+        if Profile::read(&body).sum("inuse_space", "keep_one") == bytes {
+            break;
+        }
+    }
+    running.interrupt().expect_stderr(", 0 have not");
+    target.exit_cleanly();
+    drop(sink);
+}
+
+/// A parent and 31 workers, chosen by their cgroup where one can be made, else by their command line: all are served, all is noted,
+/// and nothing is left in any.
+#[test]
+fn many_workers_are_served_and_left_clean() {
+    const TEST: &str = "many_workers_are_served_and_left_clean";
+    const WORKERS: usize = 31;
+    let Some(interpreter) = python("3.11") else {
+        skip!(TEST, "no interpreter");
+    };
+    let dir = scratch();
+    let audit = dir.path().join("audit");
+    let mut target = Target::start(&interpreter, "fleet.py", &[&WORKERS.to_string(), "1"]);
+    let workers = target.ask("STATUS", "STATUS")["workers"].clone();
+    let workers = workers.as_array().expect("a list").iter();
+    let mut all: Vec<i64> = workers.map(|pid| pid.as_i64().expect("a number")).collect();
+    all.push(target.pid.into());
+    let group = common::cgroup::Cgroup::make();
+    let is_grouped = |group: &common::cgroup::Cgroup| all.iter().all(|pid| group.add(&pid.to_string()));
+    let words = match group.as_ref().filter(|group| is_grouped(group)) {
+        Some(group) => ["--cgroup", group.path()].map(str::to_owned),
+        None => ["--match".to_owned(), format!("fleet[.]py {WORKERS} 1$")],
+    };
+    let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
+    words.extend(["--audit", audit.to_str().expect("UTF-8")]);
+    let service = Service::start(&words);
+    until("all to be attached to", DEADLINE, || {
+        let metrics = service.metrics();
+        let is_attached = |pid: &i64| metrics.get(&format!("pyheap_attached{{pid=\"{pid}\"}}")) == Some(&1.0);
+        all.iter().all(is_attached).then_some(())
+    });
+    until("allocations of all to be seen", DEADLINE, || {
+        let metrics = service.metrics();
+        let of = |pid: &i64| metrics.get(&format!("pyheap_samples_total{{pid=\"{pid}\"}}"));
+        all[..WORKERS]
+            .iter()
+            .all(|pid| of(pid).is_some_and(|samples| *samples > 0.0))
+            .then_some(())
+    });
+    assert_eq!(service.get("/debug/pprof/heap").status, 200);
+    service.running.interrupt();
+    for pid in &all {
+        let info = pyheap::run(["info", &pid.to_string()]).expect_code(0);
+        info.expect_stdout("nothing of pyheap is in it");
+    }
+    let deeds = std::fs::read_to_string(&audit).expect("an audit file");
+    for what in ["attach", "detach"] {
+        let of = |deed: &Value| (deed["event"] == what).then(|| deed["pid"].as_i64().expect("a number"));
+        let lines = deeds.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        let mut pids: Vec<i64> = lines.filter_map(|deed: Value| of(&deed)).collect();
+        let mut wanted = all.clone();
+        pids.sort_unstable();
+        wanted.sort_unstable();
+        assert_eq!(pids, wanted, "{what}: {deeds}");
+    }
     target.exit_cleanly();
 }

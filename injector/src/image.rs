@@ -26,7 +26,10 @@ pub enum ImageError {
 /// A parsed image, ready to be placed anywhere.
 #[derive(Debug)]
 pub struct Image {
+    /// Up to the last one that is not zero; relocations lie within.
     bytes: Vec<u8>,
+    /// In whole pages: zeros follow the bytes.
+    len: u64,
     relocations: Vec<(u64, u64)>,
     text: std::ops::Range<u64>,
     header: u64,
@@ -98,8 +101,13 @@ impl Image {
             .ok_or(ImageError::Unusable("it has no header"))?
             .st_value;
         let text = text.ok_or(ImageError::Unusable("it has no text"))?;
+        let used = bytes.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+        let relocated = relocations.iter().map(|&(offset, _)| offset.saturating_add(8));
+        let end = relocated.chain([used as u64, header.saturating_add(size_of::<ShimHeader>() as u64)]);
+        bytes.truncate(end.max().map_or(0, |end| usize::try_from(end).unwrap_or(usize::MAX)));
         let image = Self {
             bytes,
+            len,
             relocations,
             text,
             header,
@@ -114,13 +122,13 @@ impl Image {
     /// Bytes of memory that the image takes, in whole pages.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.bytes.len() as u64
+        self.len
     }
 
     /// An image is never empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len == 0
     }
 
     /// The executable pages, relative to the image.
@@ -140,15 +148,23 @@ impl Image {
     /// # Errors
     /// When the image has no room for it.
     pub fn header_at(&self, base: u64) -> Result<ShimHeader, ImageError> {
-        let placed = self.placed_at(base)?;
-        let at = self.header as usize;
-        let bytes = placed
-            .get(at..at + size_of::<ShimHeader>())
-            .ok_or(ImageError::Unusable("its header is cut"))?;
-        ShimHeader::read_from_bytes(bytes).map_err(|_| ImageError::Unusable("its header is cut"))
+        let cut = || ImageError::Unusable("its header is cut");
+        let at = usize::try_from(self.header).map_err(|_| cut())?;
+        let end = at.checked_add(size_of::<ShimHeader>()).ok_or_else(cut)?;
+        let mut bytes = self.bytes.get(at..end).ok_or_else(cut)?.to_vec();
+        for &(offset, addend) in &self.relocations {
+            let word = offset.checked_sub(self.header).and_then(|offset| {
+                let offset = usize::try_from(offset).ok()?;
+                bytes.get_mut(offset..offset.checked_add(8)?)
+            });
+            if let Some(word) = word {
+                word.copy_from_slice(base.wrapping_add(addend).as_bytes());
+            }
+        }
+        ShimHeader::read_from_bytes(&bytes).map_err(|_| cut())
     }
 
-    /// The image's memory, relocated for `base`.
+    /// The image's memory, relocated for `base`; zeros at its end are left out.
     ///
     /// # Errors
     /// When a relocation lies outside of it.

@@ -117,9 +117,7 @@ impl Infection {
         let (base, hijacked) = map(pid, &memory, plan.len, tail)?;
         let image_base = base + plan.image;
         // Fresh memory is zero: the control block behind the image's bytes takes no memory before it is used.
-        let placed = image.placed_at(image_base)?;
-        let written = placed.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-        memory.write(RemoteAddr(image_base), &placed[..written])?;
+        memory.write(RemoteAddr(image_base), &image.placed_at(image_base)?)?;
         let header = image.header_at(image_base)?;
         let text = image.text();
         let identity = Identity {

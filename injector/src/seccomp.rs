@@ -215,7 +215,7 @@ fn experiment(count: u32, purpose: Purpose) -> Result<(), Forbidden> {
     }
     let report = Shared::new().map_err(|_| Forbidden::Unknown)?;
     const DONE: u32 = 1;
-    let ended = hijack::in_child(|| {
+    let ended = hijack::in_copy(|| {
         let allowed = match purpose {
             Purpose::Infect => try_calls(),
             Purpose::Copy => try_copy(),

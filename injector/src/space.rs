@@ -186,8 +186,7 @@ fn gadgets_in(memory: &impl RemoteMemory, start: u64, len: u64) -> Option<(Optio
 }
 
 fn find(bytes: &[u8], wanted: &[u8]) -> Option<u64> {
-    let at = bytes.windows(wanted.len()).position(|window| window == wanted);
-    at.map(|at| at as u64)
+    memchr::memmem::find(bytes, wanted).map(|at| at as u64)
 }
 
 /// What signal handlers return to if the C library does not say where: on aarch64, glibc does not.

@@ -6,7 +6,7 @@
 
 use super::elf::ElfFile;
 use super::place::Place;
-use super::preflight;
+use super::preflight::{self, Refusal};
 use super::process::{self, Facts, MemoryUse, ProcessId};
 use super::rooted::open_regular;
 use super::session;
@@ -50,6 +50,8 @@ pub struct Candidate {
     pub recorded_by: Option<u32>,
     /// Whether pyheap can attach to it, or the one line that says why not.
     pub attachable: Result<(), String>,
+    /// The exit code of that refusal.
+    pub refusal_code: Option<u8>,
 }
 
 /// Lists the Python processes that we can see, in the order of their pids.
@@ -71,10 +73,20 @@ fn candidate(pid: i32) -> Option<Candidate> {
         return None;
     }
     let checked = preflight::survey(pid);
-    let attachable = match &checked {
-        Err(refusal) => Err(with_causes(refusal)),
-        Ok(target) => session::allowed(target).map_err(|error| error.to_string()),
+    if checked
+        .as_ref()
+        .is_err_and(|refusal| matches!(refusal, Refusal::NoSuchProcess { .. } | Refusal::Ended { .. }))
+    {
+        return None;
+    }
+    let refused = match &checked {
+        Err(refusal) => Some((refusal.exit_code(), with_causes(refusal))),
+        Ok(target) => session::allowed(target)
+            .err()
+            .map(|error| (error.exit_code(), error.to_string())),
     };
+    let refusal_code = refused.as_ref().map(|(code, _)| *code);
+    let attachable = refused.map_or(Ok(()), |(_, why)| Err(why));
     Some(Candidate {
         pid,
         id: facts.id,
@@ -89,6 +101,7 @@ fn candidate(pid: i32) -> Option<Candidate> {
         rss_bytes: MemoryUse::of(pid).map_or(0, |memory| memory.rss_bytes),
         age: facts.age,
         attachable,
+        refusal_code,
     })
 }
 

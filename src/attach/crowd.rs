@@ -1,7 +1,7 @@
 //! Which processes are meant, now and in future: a process and its descendants, all of the host, or those of a cgroup.
 //!
-//! Looked at ten times a second, so only what is new is read: the names in `/proc` tell who came and went, and a process's
-//! start time, read again each second, that its number was not given to another one. Whether a process is Python is asked by the
+//! Looked at ten times a second, so only what is new is read: the number that the kernel gave last tells whether anybody came, the
+//! names in `/proc` who (if many came), and a process's start time, read again each second, that its number was not given to another one. Whether a process is Python is asked by the
 //! caller, when it has had a moment to become what it is going to be.
 
 use super::candidates::WHOLE_COMMAND_CHARS;
@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// All start times are read again after so long.
 const WHOLE: Duration = Duration::from_secs(1);
+/// So many new numbers are asked for one by one; else all names are read.
+const FEW: i32 = 64;
 /// Groups below a cgroup that are looked into.
 const MAX_GROUPS: usize = 1024;
 /// Where the hierarchy of cgroups is mounted.
@@ -78,6 +80,8 @@ pub struct Crowd {
     own: Vec<i32>,
     known: BTreeMap<i32, Known>,
     next_whole: Instant,
+    /// The last number that the kernel had given when we looked.
+    last_number: Option<i32>,
 }
 
 impl Crowd {
@@ -90,18 +94,38 @@ impl Crowd {
             own: own_family(),
             known: BTreeMap::new(),
             next_whole: Instant::now(),
+            last_number: None,
         }
     }
 
-    /// Looks who came and went. Those that are meant and alive, in the order of their numbers.
+    /// Looks who came and went. Those that are meant and alive, in the order of their numbers. That one has ended is seen within a
+    /// second.
     pub fn look(&mut self) -> Vec<Meant> {
         let now = Instant::now();
-        let present = pids();
-        self.known.retain(|pid, _| present.contains(pid));
         let whole = now >= self.next_whole;
         if whole {
             self.next_whole = now + WHOLE;
         }
+        // Asked before the names are read: who comes in between is seen the next time at the latest.
+        let before = std::mem::replace(&mut self.last_number, last_number());
+        let since = before
+            .zip(self.last_number)
+            .map(|(before, last)| before.saturating_add(1)..last.saturating_add(1));
+        match since {
+            // Numbers are given in ascending order, until they begin again.
+            Some(new) if !whole && (0..=FEW).contains(&(new.end - new.start)) => {
+                self.look_at(new.filter(|&pid| is_process(pid)).collect(), now, false);
+            }
+            _ => {
+                let present = pids();
+                self.known.retain(|pid, _| present.contains(pid));
+                self.look_at(present, now, whole);
+            }
+        }
+        self.meant()
+    }
+
+    fn look_at(&mut self, present: BTreeSet<i32>, now: Instant, whole: bool) {
         let mut new = Vec::new();
         for pid in present {
             let known = self.known.get(&pid);
@@ -131,6 +155,9 @@ impl Crowd {
         }
         self.inherit(&new);
         self.select(&new);
+    }
+
+    fn meant(&mut self) -> Vec<Meant> {
         let mut meant = Vec::new();
         for (&pid, known) in &mut self.known {
             if !known.is_meant || self.own.contains(&pid) {
@@ -151,6 +178,11 @@ impl Crowd {
             }
         }
         meant
+    }
+
+    /// Looks at all names the next time: somebody has ended.
+    pub fn look_again(&mut self) {
+        self.next_whole = Instant::now();
     }
 
     /// What children have from their parents. Once given it stays, whoever their parent is later.
@@ -211,6 +243,7 @@ impl Crowd {
     /// Those that may carry hooks or copies of them.
     #[must_use]
     pub fn kin(&mut self) -> Vec<i32> {
+        self.look_again();
         let _ = self.look();
         self.known
             .iter()
@@ -218,6 +251,24 @@ impl Crowd {
             .map(|(&pid, _)| pid)
             .collect()
     }
+}
+
+/// The number that the kernel has last given to a process or thread: proc(5), loadavg. `None` where `/proc` shows another pid
+/// namespace than ours, which that number is from.
+fn last_number() -> Option<i32> {
+    let own = std::fs::read_link("/proc/self").ok()?;
+    if own.to_str()?.parse() != Ok(std::process::id()) {
+        return None;
+    }
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    text.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// True for the number of a process, and not of a thread: `/proc` knows those, too, but does not list them.
+fn is_process(pid: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    group.is_some_and(|group| group.trim().parse() == Ok(pid))
 }
 
 /// All processes that we see.
@@ -302,6 +353,7 @@ mod tests {
         assert_eq!(all.kin(), [pid]);
         child.kill().unwrap();
         child.wait().unwrap();
+        all.look_again();
         assert!(!meant(&mut all).contains(&pid));
     }
 }

@@ -216,7 +216,7 @@ fn code_of(refusal: &Refusal) -> u8 {
 
 const fn code_of_permission(reason: NoPermission) -> u8 {
     match reason {
-        NoPermission::OtherUser { .. } => code::OTHER_USER,
+        NoPermission::OtherUser { .. } | NoPermission::MemoryFile { .. } => code::OTHER_USER,
         NoPermission::YamaParents | NoPermission::YamaAdministrators | NoPermission::YamaNobody => code::YAMA,
         NoPermission::NotDumpable => code::NOT_DUMPABLE,
         NoPermission::Capabilities => code::CAPABILITIES,
@@ -262,12 +262,15 @@ fn host(found: &mut Diagnosis, me: Option<&Status>, is_privileged: bool) {
         found.warn("capabilities", text, &capability_remedies(&Place::default()));
     }
     match yama() {
-        Some(3) => found.fail("yama", code::YAMA, NoPermission::YamaNobody.to_string(), Vec::new()),
+        Some(3) => {
+            let remedy = yama_remedies(&Place::default(), Some(3));
+            found.fail("yama", code::YAMA, NoPermission::YamaNobody.to_string(), remedy);
+        }
         Some(scope @ 1..) if !is_privileged => {
             let text = format!(
                 "kernel.yama.ptrace_scope is {scope}: without CAP_SYS_PTRACE nothing can be recorded but children"
             );
-            found.warn("yama", text, &yama_remedies(&Place::default()));
+            found.warn("yama", text, &yama_remedies(&Place::default(), None));
         }
         scope => found.ok("yama", yama_text(scope)),
     }
@@ -349,7 +352,9 @@ fn permission(
     status: Option<&Status>,
     place: &Place,
 ) -> bool {
-    let refusal = preflight::may_look(facts).err();
+    let refusal = preflight::may_look(facts)
+        .and_then(|()| preflight::may_write(facts))
+        .err();
     let reason = match &refusal {
         None => None,
         Some(Refusal::NotPermitted { reason, .. }) => Some(*reason),
@@ -364,10 +369,14 @@ fn permission(
         _ => found.ok(check, ok),
     };
     let (ours, theirs) = (me.map_or(0, |me| me.euid), facts.effective_uid);
+    let remedy = match reason {
+        Some(NoPermission::MemoryFile { .. }) => memory_file_remedies(),
+        _ => capability_remedies(place),
+    };
     line(
         "user",
-        |reason| matches!(reason, NoPermission::OtherUser { .. }),
-        capability_remedies(place),
+        |reason| code_of_permission(reason) == code::OTHER_USER,
+        remedy,
         format!("it runs as user {theirs}, pyheap as {ours}"),
     );
     let (ours, theirs) = (me.map_or(0, |me| me.capeff), status.map_or(0, |status| status.capeff));
@@ -387,7 +396,7 @@ fn permission(
     line(
         "yama",
         |reason| code_of_permission(reason) == code::YAMA,
-        yama_remedies(place),
+        yama_remedies(place, yama()),
         yama_text(yama()),
     );
     line(
@@ -570,6 +579,14 @@ fn state(found: &mut Diagnosis, facts: &Facts) {
     }
 }
 
+fn memory_file_remedies() -> Vec<String> {
+    vec![
+        "docker run --cap-add=SYS_PTRACE --cap-add=DAC_OVERRIDE …   # both".to_owned(),
+        "securityContext: {capabilities: {add: [SYS_PTRACE, DAC_OVERRIDE]}}   # of pyheap's container".to_owned(),
+        "sudo setcap cap_sys_ptrace,cap_dac_override+ep \"$(command -v pyheap)\"".to_owned(),
+    ]
+}
+
 fn memory_remedies() -> Vec<String> {
     vec![
         "systemctl set-property --runtime UNIT MemoryMax=…".to_owned(),
@@ -662,7 +679,13 @@ fn yama_text(scope: Option<u32>) -> String {
     )
 }
 
-fn yama_remedies(place: &Place) -> Vec<String> {
+fn yama_remedies(place: &Place, scope: Option<u32>) -> Vec<String> {
+    if scope == Some(3) {
+        return vec![
+            "echo kernel.yama.ptrace_scope=1 >/etc/sysctl.d/10-ptrace.conf   # and boot: a 3 stays until then"
+                .to_owned(),
+        ];
+    }
     let mut words = vec!["sysctl -w kernel.yama.ptrace_scope=0   # for everybody, until the next boot".to_owned()];
     words.extend(capability_remedies(place));
     words
@@ -692,4 +715,63 @@ fn capability_remedies(place: &Place) -> Vec<String> {
         (None, None) => words.extend([docker(), kubernetes()]),
     }
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::PyVersion;
+
+    /// The causes that not every machine can have, and that a code's first digit is the exit code of a recording.
+    #[test]
+    fn codes_begin_with_the_exit_code_of_a_recording() {
+        let pid = 4242;
+        let permission = |reason| Refusal::NotPermitted { pid, reason };
+        let version = PyVersion::from_hex(0x030c_00f0);
+        let name = String::new;
+        let all = [
+            (Refusal::NoSuchProcess { pid }, code::NO_PROCESS),
+            (Refusal::Thread { tid: pid, pid }, code::THREAD),
+            (permission(NoPermission::OtherUser { owner: 7 }), code::OTHER_USER),
+            (permission(NoPermission::MemoryFile { owner: 7 }), code::OTHER_USER),
+            (permission(NoPermission::YamaParents), code::YAMA),
+            (permission(NoPermission::YamaAdministrators), code::YAMA),
+            (permission(NoPermission::YamaNobody), code::YAMA),
+            (permission(NoPermission::NotDumpable), code::NOT_DUMPABLE),
+            (permission(NoPermission::Capabilities), code::CAPABILITIES),
+            (permission(NoPermission::UserNamespace), code::USER_NAMESPACE),
+            (permission(NoPermission::Privileges), code::SECURITY),
+            (Refusal::KernelThread { pid, name: name() }, code::KERNEL),
+            (FindError::NotInitialised { pid, version }.into(), code::STARTING),
+            (Refusal::Finalizing { pid }, code::ENDING),
+            (Refusal::Stopped { pid }, code::STOPPED),
+            (Refusal::ShadowStack { pid }, code::SHADOW_STACK),
+            (Refusal::Processor { pid }, code::PROCESSOR),
+            (
+                Refusal::NoAddressSpace {
+                    pid,
+                    left: 0,
+                    needed: 1,
+                },
+                code::ADDRESS_SPACE,
+            ),
+        ];
+        for (refusal, wanted) in all {
+            assert_eq!(code_of(&refusal), wanted, "{refusal}");
+            assert_eq!(wanted / 10, refusal.exit_code(), "{refusal}");
+        }
+        let attach = [
+            (AttachError::Recorded { pid, owner: 7 }.exit_code(), code::RECORDED),
+            (
+                AttachError::OtherProtocol { pid, protocol: 1 }.exit_code(),
+                code::OTHER_HOOKS,
+            ),
+            (AttachError::NoSymbol { pid, symbol: "x" }.exit_code(), code::SYMBOL),
+            (AttachError::NoMemory { pid, left: 1 }.exit_code(), code::MEMORY),
+            (AttachError::Disabled { pid }.exit_code(), code::DISABLED),
+        ];
+        for (code, wanted) in attach {
+            assert_eq!(wanted / 10, code);
+        }
+    }
 }

@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
 
 /// ELF itself cannot count more program headers without tricks that nobody plays.
 const MAX_SEGMENTS: u16 = 512;
@@ -109,6 +110,22 @@ pub struct Symbol {
     /// It is a function, else data.
     pub function: bool,
 }
+
+/// What a file is known by: device, inode, size, and when it was last changed. (A file's owner can set every time but that one.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileId([u64; 5]);
+
+impl FileId {
+    fn of(file: &File) -> Option<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let found = file.metadata().ok()?;
+        let changed = [found.ctime().cast_unsigned(), found.ctime_nsec().cast_unsigned()];
+        Some(Self([found.dev(), found.ino(), found.len(), changed[0], changed[1]]))
+    }
+}
+
+/// Symbols by name.
+pub type Symbols = HashMap<&'static str, Symbol>;
 
 /// An ELF file, 64-bit, little-endian.
 #[derive(Debug)]
@@ -285,11 +302,35 @@ impl ElfFile {
         Ok(Some((first.address, bytes)))
     }
 
+    /// As [`ElfFile::symbols`], and kept for the next process that runs the same file: workers are many, and an interpreter has
+    /// ten thousand symbols. `wanted` is always the same list.
+    ///
+    /// # Errors
+    /// When a symbol table is damaged or too large.
+    pub fn known_symbols(&self, wanted: &'static [&'static str]) -> Result<Symbols, ElfError> {
+        const MOST: usize = 16;
+        static KNOWN: Mutex<Vec<(FileId, Symbols)>> = Mutex::new(Vec::new());
+        let lock = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(id) = self.file.as_ref().and_then(FileId::of) else {
+            return self.symbols(wanted);
+        };
+        if let Some((_, symbols)) = lock().iter().find(|(known, _)| *known == id) {
+            return Ok(symbols.clone());
+        }
+        let symbols = self.symbols(wanted)?;
+        let mut known = lock();
+        if known.len() >= MOST {
+            known.remove(0);
+        }
+        known.push((id, symbols.clone()));
+        Ok(symbols)
+    }
+
     /// Looks up defined symbols, in `.dynsym` and, for those not there, in `.symtab`.
     ///
     /// # Errors
     /// When a symbol table is damaged or too large.
-    pub fn symbols(&self, wanted: &[&'static str]) -> Result<HashMap<&'static str, Symbol>, ElfError> {
+    pub fn symbols(&self, wanted: &[&'static str]) -> Result<Symbols, ElfError> {
         let mut found = HashMap::new();
         if let Some((table, names)) = &self.dynamic {
             symbols_in(table, names, true, wanted, &mut found)?;

@@ -261,7 +261,7 @@ pub fn examine_module(
         source,
     };
     module.is_program = is_program;
-    let symbols = module.elf.symbols(SYMBOLS).map_err(|e| failed(e.into()))?;
+    let symbols = module.elf.known_symbols(SYMBOLS).map_err(|e| failed(e.into()))?;
     let section = module.elf.section(".PyRuntime").map(|section| section.address);
     let named = symbols.get("_PyRuntime").map(|s| s.address).or(section);
     let runtime = named.map(|address| module.remote(address));

@@ -175,6 +175,14 @@ pub enum NoPermission {
     /// It is in a user namespace that is none of ours.
     #[error("it is in a user namespace in which pyheap has no rights: run pyheap as root on the host")]
     UserNamespace,
+    /// We may trace it, but not open its memory for writing: the file is its owner's.
+    #[error(
+        "its memory is a file of user {owner}, which pyheap may not open without CAP_DAC_OVERRIDE: run pyheap as that user, or in a container with --cap-add=DAC_OVERRIDE beside --cap-add=SYS_PTRACE"
+    )]
+    MemoryFile {
+        /// The user id.
+        owner: u32,
+    },
     /// Something else.
     #[error(
         "it has privileges that pyheap lacks, or a security profile forbids it: run pyheap with sudo, in a container with --cap-add=SYS_PTRACE"
@@ -339,6 +347,7 @@ fn examine(pid: i32, purpose: Purpose) -> Result<Target, Refusal> {
     let facts = alive(pid)?;
     may_look(&facts)?;
     if purpose == Purpose::Attach {
+        may_write(&facts)?;
         untraced(&facts)?;
     }
     let interpreter = python(&facts, purpose == Purpose::Read)?;
@@ -440,6 +449,27 @@ pub(super) fn may_look(facts: &Facts) -> Result<(), Refusal> {
             Some(libc::ESRCH) => Err(Refusal::NoSuchProcess { pid }),
             _ => Ok(()),
         },
+        _ => Ok(()),
+    }
+}
+
+/// Opens the process's memory for writing, and writes nothing: who may trace it need not be allowed to open a file of its owner's.
+pub(super) fn may_write(facts: &Facts) -> Result<(), Refusal> {
+    let pid = facts.id.pid;
+    let path = format!("/proc/{}/mem", reachable(pid));
+    match std::fs::File::options().read(true).write(true).open(&path) {
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            use std::os::unix::fs::MetadataExt as _;
+            let owner = std::fs::metadata(&path).map_or(facts.effective_uid, |file| file.uid());
+            let own = nix::unistd::geteuid().as_raw();
+            let reason = if owner == own {
+                why_not(facts)
+            } else {
+                NoPermission::MemoryFile { owner }
+            };
+            Err(Refusal::NotPermitted { pid, reason })
+        }
+        // Whatever else there is to say, others say better.
         _ => Ok(()),
     }
 }

@@ -23,6 +23,7 @@ use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLay
 use pyheap_protocol::{OLDEST_CURABLE, domain};
 use std::mem::offset_of;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -36,6 +37,8 @@ const SHORTEST_ROUTED_PERIOD: u64 = 32 << 10;
 const HEARTBEAT: Duration = Duration::from_millis(1500);
 /// Most bytes of the interpreter's data that are searched for its allocators.
 const MAX_DATA_BYTES: u64 = 64 << 20;
+/// Of which so many are read at once.
+const PIECE: usize = 64 << 10;
 
 /// Most bytes of address space that the shim takes in a target.
 #[must_use]
@@ -46,7 +49,19 @@ pub fn region_bytes() -> u64 {
 /// Bytes of address space that the shim takes in a target with tables of these sizes.
 #[must_use]
 pub fn region_bytes_of(sizes: Sizes) -> u64 {
-    Image::parse(SHIM).map_or(0, |image| Plan::new(&image, sizes).len)
+    image().map_or(0, |image| Plan::new(image, sizes).len)
+}
+
+/// The shim, laid out: worked out once, since a pyheap may attach to many.
+fn image() -> Result<&'static Image, ImageError> {
+    static IMAGE: OnceLock<Image> = OnceLock::new();
+    match IMAGE.get() {
+        Some(image) => Ok(image),
+        None => {
+            let image = Image::parse(SHIM)?;
+            Ok(IMAGE.get_or_init(|| image))
+        }
+    }
 }
 
 /// What to record.
@@ -270,14 +285,14 @@ impl Session {
         // A zombie harms nobody: if it cannot go now, the next one tries again.
         let _ = frozen::clear(pid);
         let infect_error = |source| AttachError::Infect { pid, source };
-        let image = Image::parse(SHIM)?;
+        let image = image()?;
         let own = ProcessId::of(i32::try_from(std::process::id()).unwrap_or(0));
         let owner = Owner {
             pid: std::process::id(),
             start: own.map_or(0, |id| id.start_time),
             namespace: pid_namespace(),
         };
-        let mut infection = Infection::prepare(pid, &image, sizes, owner).map_err(infect_error)?;
+        let mut infection = Infection::prepare(pid, image, sizes, owner).map_err(infect_error)?;
         let config = match config(&infection, &target, options) {
             Ok(config) => config,
             Err(error) => {
@@ -659,17 +674,26 @@ fn is_remembered(memory: &ProcessMemory, interpreter: &Interpreter, text: &Range
     for map in maps.iter().filter(first_of_file) {
         ranges.extend(writable_segments(memory, map.address.0));
     }
+    // Some are there twice.
+    ranges.sort_by_key(|range| (range.start, range.end));
+    ranges.dedup();
     let mut left = MAX_DATA_BYTES;
+    // Megabytes of fresh memory at each look would cost more than to read them.
+    let mut buffer = vec![0; PIECE];
     for range in ranges {
         let len = range.end.saturating_sub(range.start).min(left);
         left -= len;
-        // What is not mapped (any more) holds nothing.
-        let bytes = memory
-            .read_vec(RemoteAddr(range.start), len as usize)
-            .unwrap_or_default();
-        let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-        if bytes.chunks_exact(8).any(|bytes| text.contains(&word(bytes))) {
-            return true;
+        for offset in (0..len).step_by(PIECE) {
+            let piece = buffer
+                .get_mut(..(len - offset).min(PIECE as u64) as usize)
+                .unwrap_or_default();
+            // What is not mapped (any more) holds nothing.
+            let at = RemoteAddr(range.start.saturating_add(offset));
+            let is_read = memory.read_into(at, piece).is_ok();
+            let mut words = piece.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
+            if is_read && words.any(|word| text.contains(&word)) {
+                return true;
+            }
         }
     }
     false

@@ -2,7 +2,6 @@
 
 use super::files::SaveRequest;
 use crate::attach::Session;
-use crossbeam_channel::{Sender, TrySendError};
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use pyheap_protocol::control::{Control, Counters, Doubled};
 use pyheap_protocol::record::kind;
@@ -12,6 +11,7 @@ use std::collections::HashSet;
 use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -26,6 +26,8 @@ const BUSY_SHARE: u64 = 4;
 /// Most bytes that may wait for the resolver, rings of more than this size excepted. A target that scribbles over its ring
 /// can offer gigabytes a second.
 const MOST_WAITING: u64 = 16 << 20;
+/// A chunk counts as so many bytes at least, so that not too many small ones wait either.
+const LEAST_CHUNK: u64 = 64 << 10;
 /// The table is copied in pieces of so many entries, and only the live ones are kept.
 const PIECE: u64 = 16 << 10;
 
@@ -69,12 +71,12 @@ pub enum Chunk {
 }
 
 impl Chunk {
-    /// How much memory it takes.
+    /// How much memory it counts as.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self {
-            Self::Records { bytes, .. } => bytes.len() as u64,
-            Self::Table { live, .. } => (live.len() * size_of::<Entry>()) as u64,
+            Self::Records { bytes, .. } => (bytes.len() as u64).max(LEAST_CHUNK),
+            Self::Table { live, .. } => ((live.len() * size_of::<Entry>()) as u64).max(LEAST_CHUNK),
             Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. } => 0,
         }
     }
@@ -143,12 +145,12 @@ impl Drain {
 
     /// Drains until `stop` is set, then once more to the end.
     /// While little comes, pauses get longer, up to `calm`.
-    pub fn run(mut self, out: &Sender<Chunk>, stop: &AtomicBool, calm: Duration) -> Ended {
+    pub fn run(mut self, out: &SyncSender<Chunk>, stop: &AtomicBool, calm: Duration) -> Ended {
         let mut pause = PAUSE;
         loop {
             let stopping = stop.load(Ordering::Acquire);
             // A resolver that is behind leaves the rest in the ring: that is what the ring is for.
-            let full = !stopping && (out.is_full() || self.waiting.load(Ordering::Acquire) > MOST_WAITING);
+            let full = !stopping && self.waiting.load(Ordering::Acquire) > MOST_WAITING;
             if !full {
                 match self.round(out, stopping) {
                     Ok(bytes) if bytes > self.ring_len / BUSY_SHARE && !stopping => continue,
@@ -165,7 +167,7 @@ impl Drain {
     }
 
     /// One look: how many bytes there were.
-    fn round(&mut self, out: &Sender<Chunk>, last: bool) -> Result<u64, Ended> {
+    fn round(&mut self, out: &SyncSender<Chunk>, last: bool) -> Result<u64, Ended> {
         let at = self.started.elapsed();
         let head = self.memory.read_u64(self.head).map_err(Ended::Gone)?;
         let bytes = self.take(head)?;
@@ -222,7 +224,7 @@ impl Drain {
     /// with an id up to that one was entered before the table was copied; if it is not in the copy it has been freed, and
     /// if the record of that free is not in the ring it was lost. What was lost after the counters were read changes them
     /// again, and is found the next time.
-    fn reconcile(&mut self, out: &Sender<Chunk>) -> Result<(), Ended> {
+    fn reconcile(&mut self, out: &SyncSender<Chunk>) -> Result<(), Ended> {
         let last_id = self.memory.read_u64(self.last_id).map_err(Ended::Gone)?;
         let used = self
             .memory
@@ -263,7 +265,7 @@ impl Drain {
     }
 
     /// Sends, waiting if it must: the caller has looked that there is room, but a round may send several.
-    fn send(&self, out: &Sender<Chunk>, chunk: Chunk) -> Result<(), Ended> {
+    fn send(&self, out: &SyncSender<Chunk>, chunk: Chunk) -> Result<(), Ended> {
         if matches!(&chunk, Chunk::Records { bytes, .. } if bytes.is_empty()) {
             return Ok(());
         }

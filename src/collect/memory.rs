@@ -6,7 +6,7 @@ use crate::attach::process::{MemoryUse, ProportionalMemory, resident_bytes};
 use crate::profile::facts::MemorySample;
 use std::time::{Duration, Instant};
 
-/// Of the time, this part at most is spent on having the kernel walk the target's page tables: one in so many.
+/// Of the time, this part at most is spent on having the kernel walk the page tables of all targets: one in so many.
 const WALK_SHARE: u32 = 1000;
 /// A larger target is not walked: it takes some 10 ms a GiB, with its memory map locked.
 const WALK_MAX_BYTES: u64 = 4 << 30;
@@ -17,19 +17,22 @@ pub struct MemoryProbe {
     pid: i32,
     region: (u64, u64),
     cgroup: Option<MemoryCgroup>,
+    /// How many targets share that time.
+    company: u32,
     next_walk: Instant,
 }
 
 impl MemoryProbe {
-    /// For the target of `session`.
+    /// For the target of `session`, one of so many.
     #[must_use]
-    pub fn new(session: &Session) -> Self {
+    pub fn new(session: &Session, company: u32) -> Self {
         let pid = session.target.facts.id.pid;
         let identity = session.identity();
         Self {
             pid,
             region: (identity.base, identity.len),
             cgroup: MemoryCgroup::of(pid),
+            company: company.max(1),
             next_walk: Instant::now(),
         }
     }
@@ -59,7 +62,7 @@ impl MemoryProbe {
         // The first look may be longer than the walk itself; a second later it is due again in any case.
         let pause = begun
             .elapsed()
-            .saturating_mul(WALK_SHARE)
+            .saturating_mul(WALK_SHARE.saturating_mul(self.company))
             .max(Duration::from_millis(500));
         self.next_walk = Instant::now() + pause;
         found.ok().map(|memory| memory.pss_bytes)

@@ -9,6 +9,7 @@
 //! two; for other periods the 32-bit probabilities of the smallest blocks may be off by more, at 64 MiB by 0.8 %).
 
 use super::format::PROBABILITY_ONE;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The largest relative error of a table's probability, and of its inverse, for any size.
 pub const TABLE_TOLERANCE: f64 = 0.0025;
@@ -81,6 +82,20 @@ impl SamplingTable {
             ranges.push(range);
         }
         Self { ranges }
+    }
+
+    /// The same, kept for who asks next: many recordings begin with the same period, and a table takes half a millisecond.
+    pub fn shared(period_bytes: u64) -> Arc<Self> {
+        static LAST: Mutex<Option<(u64, Arc<SamplingTable>)>> = Mutex::new(None);
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((period, table)) if *period == period_bytes => Arc::clone(table),
+            _ => {
+                let table = Arc::new(Self::for_period(period_bytes));
+                *last = Some((period_bytes, Arc::clone(&table)));
+                table
+            }
+        }
     }
 
     /// The ranges in ascending order.

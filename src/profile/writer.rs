@@ -90,7 +90,7 @@ impl ProfileWriter {
     ) -> Result<Self, WriteError> {
         let names = ProfileNames::new(base, style);
         let since_epoch = start.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let table = SamplingTable::for_period(period_bytes);
+        let table = SamplingTable::shared(period_bytes);
         // The smallest piece has half the bytes of a split event, and each piece must be above the whole table.
         let may_split = table.largest_bound() <= MAX_EVENT_BYTES / 2;
         let mut writer = Self {

@@ -15,3 +15,4 @@ pub mod metrics;
 pub mod push;
 pub mod route;
 pub mod served;
+mod tls;

@@ -7,6 +7,7 @@
 //! Whoever makes profiles never waits for the network: what does not fit into the queue takes the place of the oldest, and is counted.
 
 use super::served::lock;
+use super::tls::Tls;
 use crate::attach::privileges;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
@@ -16,9 +17,11 @@ use hyper_util::rt::TokioIo;
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Profiles that wait to be sent, and their bytes.
 const MOST: usize = 1024;
@@ -41,6 +44,9 @@ pub struct Place {
     /// With its query, if it has one.
     path: String,
     authority: String,
+    /// https: the server must prove who it is, see [`Place::trust`].
+    pub is_secure: bool,
+    tls: Option<Tls>,
     /// What `Authorization` says.
     pub authorization: Option<String>,
     /// `X-Scope-OrgID`.
@@ -54,16 +60,11 @@ impl Place {
     /// When it is none that can be pushed to; says why.
     pub fn parse(url: &str) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|error| format!("{url} is no URL: {error}"))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(
-                    "https is not spoken: push to an agent on this host (Grafana Alloy, or any proxy that adds TLS)"
-                        .into(),
-                );
-            }
-            _ => return Err(format!("{url} must begin with http://")),
-        }
+        let is_secure = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(format!("{url} must begin with http:// or https://")),
+        };
         let authority = uri.authority().ok_or_else(|| format!("{url} has no host"))?;
         if authority.as_str().contains('@') {
             return Err("a password does not belong into a URL: use --token-file".into());
@@ -78,12 +79,23 @@ impl Place {
                 .trim_start_matches('[')
                 .trim_end_matches(']')
                 .to_owned(),
-            port: authority.port_u16().unwrap_or(80),
+            port: authority.port_u16().unwrap_or(if is_secure { 443 } else { 80 }),
             path: path.to_owned(),
             authority: authority.to_string(),
+            is_secure,
+            tls: None,
             authorization: None,
             tenant: None,
         })
+    }
+
+    /// With https: whom to believe that they know the server, beside whom this system believes.
+    ///
+    /// # Errors
+    /// With a sentence, when nobody is trusted, or the file has no certificates.
+    pub fn trust(&mut self, file: Option<&Path>) -> Result<(), String> {
+        self.tls = Some(Tls::new(file)?);
+        Ok(())
     }
 }
 
@@ -313,6 +325,18 @@ async fn attempt(place: &Place, parcel: &Parcel) -> Sent {
 /// Status and beginning of the answer.
 async fn post(place: &Place, parcel: &Parcel) -> Result<(u16, String), Box<dyn std::error::Error + Send + Sync>> {
     let stream = tokio::net::TcpStream::connect((place.host.as_str(), place.port)).await?;
+    match &place.tls {
+        None if place.is_secure => Err("nobody is trusted".into()),
+        None => post_on(stream, place, parcel).await,
+        Some(tls) => post_on(tls.connect(&place.host, stream).await?, place, parcel).await,
+    }
+}
+
+async fn post_on(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    place: &Place,
+    parcel: &Parcel,
+) -> Result<(u16, String), Box<dyn std::error::Error + Send + Sync>> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     // Ends with the request: nobody else uses the connection.
     let connection = tokio::spawn(connection);
@@ -389,7 +413,9 @@ mod tests {
             target(&place, &parcel(0)),
             "/api/ingest?x=1&name=app%7Bpid%3D7%7D&from=100&until=115&format=pprof&spyName=pyheap"
         );
-        for wrong in ["https://a/", "a:80", "http://u:p@a/", "ftp://a", "http://", ""] {
+        let place = Place::parse("https://a/").unwrap();
+        assert!(place.is_secure && place.port == 443);
+        for wrong in ["a:80", "http://u:p@a/", "ftp://a", "http://", ""] {
             assert!(Place::parse(wrong).is_err(), "{wrong}");
         }
     }

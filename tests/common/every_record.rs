@@ -5,10 +5,10 @@
 #![allow(dead_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crossbeam_channel::bounded;
 use pyheap::attach::elf::ElfFile;
 use pyheap::collect::Live;
 use pyheap::collect::drain::Chunk;
@@ -34,7 +34,7 @@ fn resolved(minor: u8, chunks: Vec<Chunk>) -> (Vec<Event>, bool) {
     let threads = Threads::of(memory, RemoteAddr::NULL, layout, None);
     let live = Arc::new(Mutex::new(Live::new(PERIOD)));
     let resolver = Resolver::new(names, threads, Arc::clone(&live), 7, ROOM);
-    let (send, receive) = bounded(chunks.len() + 1);
+    let (send, receive) = sync_channel(chunks.len() + 1);
     let bytes: u64 = chunks.iter().map(Chunk::bytes).sum();
     for chunk in chunks {
         send.send(chunk).expect("there is room");

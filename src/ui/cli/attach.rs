@@ -3,6 +3,7 @@
 use super::choose;
 use super::failure::Failure;
 use super::recording::{Front, Recording, Why, cost, found, stop_signals, stop_time};
+use super::which::Told;
 use crate::attach::cgroup::MemoryCgroup;
 use crate::attach::process::MemoryUse;
 use crate::attach::{Session, Target};
@@ -78,6 +79,10 @@ pub struct Args {
     #[arg(long, value_name = "BYTES", value_parser = units::parse_size)]
     pub limit: Option<u64>,
 
+    /// What is said.
+    #[command(flatten)]
+    pub told: Told,
+
     /// Say more: what was found and what the attach cost.
     #[arg(long, short)]
     pub verbose: bool,
@@ -92,6 +97,7 @@ pub struct Args {
 /// # Errors
 /// With the exit codes of `pyheap record`.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    args.told.apply()?;
     let stop = stop_signals()?;
     let target = choose::target(args.process)?;
     let pid = target.facts.id.pid;

@@ -40,7 +40,11 @@ pub fn target(pid: Option<i32>) -> Result<Target, Failure> {
                     text += &format!("\n  {} ({}): {why}", other.pid, human::clean(&other.command));
                 }
             }
-            Err(Failure::new(code::USAGE, text))
+            // If all are refused for one kind of reason, that is the reason.
+            let mut codes = all.iter().map(|other| other.refusal_code);
+            let first = codes.next().flatten();
+            let common = first.filter(|_| codes.all(|code| code == first));
+            Err(Failure::new(common.unwrap_or(code::USAGE), text))
         }
         [only] => {
             note(&format!(

@@ -4,10 +4,11 @@
 
 use super::failure::{Failure, chain, code};
 use super::recording::{Front, Recording, Why, facts, stop_time};
+use super::which::Which;
 use super::{choose, sampling};
-use crate::attach::family::Family;
-use crate::attach::process::{self, ProcessId};
-use crate::attach::{AttachError, FindError, Refusal, Session, Target, candidates, preflight};
+use crate::attach::crowd::{Crowd, Selection};
+use crate::attach::process::ProcessId;
+use crate::attach::{AttachError, FindError, Refusal, Session, candidates, preflight};
 use crate::collect::recorder::losses;
 use crate::collect::resolve::lock as lock_live;
 use crate::collect::{Files, Stop};
@@ -18,7 +19,6 @@ use crate::serve::heap::Heap;
 use crate::serve::served::{Served, Set, lock};
 use crate::ui::output::note;
 use pyheap_injector::infect::InfectError;
-use regex_lite::Regex;
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,26 +35,6 @@ const ATTEMPTS: u32 = 5;
 const AGAIN: Duration = Duration::from_millis(500);
 /// How often a thread without hooks looks whether somebody wants them.
 const LOOK: Duration = Duration::from_millis(25);
-
-/// Which processes.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Which {
-    /// The process; without it the only attachable Python process.
-    #[arg(value_name = "PID", conflicts_with_all = ["tree", "all"])]
-    pub process: Option<i32>,
-
-    /// This process and all its descendants, present and future, as far as they are Python.
-    #[arg(long, value_name = "PID", conflicts_with = "all")]
-    pub tree: Option<i32>,
-
-    /// All Python processes of this host, present and future, that can be attached to.
-    #[arg(long)]
-    pub all: bool,
-
-    /// Of these, only processes whose command line matches this regular expression; alone it means: of all.
-    #[arg(long = "match", value_name = "REGEX", conflicts_with = "process")]
-    pub pattern: Option<Regex>,
-}
 
 /// How it is recorded.
 #[derive(Debug, Clone)]
@@ -90,24 +70,17 @@ impl Ended {
     }
 }
 
-/// Who is meant.
-#[derive(Debug)]
-enum Members {
-    One,
-    Tree(ProcessId, Family),
-    All,
-}
-
 /// The recordings.
 pub struct Collectors {
-    members: Members,
-    pattern: Option<Regex>,
+    /// Who is meant; `None` for a single process.
+    crowd: Option<Crowd>,
+    /// Of a tree: with its end, and that of all its descendants, all is over.
+    root: Option<ProcessId>,
     shared: Arc<Shared>,
     running: HashMap<ProcessId, JoinHandle<Ended>>,
     /// Those that cannot be recorded, or have been.
     done: HashSet<ProcessId>,
-    /// Those that were there when it was last looked.
-    seen: HashSet<ProcessId>,
+    is_first_look: bool,
     next_look: Instant,
     too_many: bool,
     /// The end of the one process.
@@ -127,34 +100,43 @@ impl Collectors {
     ///
     /// # Errors
     /// When the process cannot be attached to.
-    pub fn start(which: &Which, how: How, set: Arc<Set>, at_end: AtEnd, stop: &AtomicBool) -> Result<Self, Failure> {
+    pub fn start(
+        process: Option<i32>,
+        which: &Which,
+        how: How,
+        set: Arc<Set>,
+        at_end: AtEnd,
+        stop: &AtomicBool,
+    ) -> Result<Self, Failure> {
         let shared = Arc::new(Shared {
             set,
             how,
             stop: AtomicBool::new(false),
             at_end,
         });
+        let selection = which.selection()?;
+        let root = match selection {
+            Some(Selection::Tree(root)) => {
+                let gone = |_| Failure::new(code::NO_PROCESS, format!("no process has pid {root}"));
+                Some(ProcessId::of(root).map_err(gone)?)
+            }
+            _ => None,
+        };
         let mut collectors = Self {
-            members: Members::One,
-            pattern: which.pattern.clone(),
+            crowd: selection.map(|selection| Crowd::new(selection, which.pattern.clone())),
+            root,
             shared,
             running: HashMap::new(),
             done: HashSet::new(),
-            seen: HashSet::new(),
+            is_first_look: true,
             next_look: Instant::now(),
             too_many: false,
             one: None,
         };
-        if let Some(root) = which.tree {
-            let gone = |_| Failure::new(code::NO_PROCESS, format!("there is no process {root}"));
-            let id = ProcessId::of(root).map_err(gone)?;
-            collectors.members = Members::Tree(id, Family::of(root));
-            collectors.look();
-        } else if which.all || which.pattern.is_some() {
-            collectors.members = Members::All;
+        if collectors.crowd.is_some() {
             collectors.look();
         } else {
-            let target = choose::target(which.process)?;
+            let target = choose::target(process)?;
             collectors.run(target.facts.id, target.facts.command_line.clone())?;
             collectors.wait(stop);
         }
@@ -184,39 +166,21 @@ impl Collectors {
     /// Looks who is new and who has ended. Cheap; call it often. True when there is nothing left to wait for.
     pub fn look(&mut self) -> bool {
         self.reap();
+        let Some(crowd) = &mut self.crowd else {
+            return self.running.is_empty();
+        };
         if self.next_look <= Instant::now() {
             self.next_look = Instant::now() + EVERY;
-            let is_first = self.seen.is_empty();
-            let before = std::mem::take(&mut self.seen);
-            for id in self.pids().into_iter().filter_map(|pid| ProcessId::of(pid).ok()) {
-                self.seen.insert(id);
+            let is_first = std::mem::replace(&mut self.is_first_look, false);
+            for meant in crowd.look() {
                 // One that has just been forked may be about to become another program.
-                if is_first || before.contains(&id) {
-                    self.meet(id);
+                if is_first || meant.seen.elapsed() >= EVERY {
+                    self.meet(meant.id);
                 }
             }
         }
-        match &self.members {
-            Members::One => self.running.is_empty(),
-            Members::Tree(root, _) => self.running.is_empty() && !root.is_alive(),
-            Members::All => false,
-        }
-    }
-
-    fn pids(&mut self) -> Vec<i32> {
-        match &mut self.members {
-            Members::One => Vec::new(),
-            Members::Tree(root, family) => {
-                let mut pids = family.look();
-                pids.push(root.pid);
-                pids
-            }
-            Members::All => {
-                let own = process::own_family();
-                let all = process::parents().into_iter().map(|(pid, _)| pid);
-                all.filter(|pid| !own.contains(pid)).collect()
-            }
-        }
+        self.root
+            .is_some_and(|root| self.running.is_empty() && !root.is_alive())
     }
 
     /// Begins to record a process, if it is a Python that is not recorded yet.
@@ -232,9 +196,6 @@ impl Collectors {
             return;
         }
         match preflight::look(pid) {
-            Ok(target) if !self.matches(&target) => {
-                self.done.insert(id);
-            }
             Ok(target) => {
                 if let Err(error) = self.run(id, target.facts.command_line.clone()) {
                     note(&format!("process {pid}: {}", chain(&error)));
@@ -247,11 +208,6 @@ impl Collectors {
                 self.done.insert(id);
             }
         }
-    }
-
-    fn matches(&self, target: &Target) -> bool {
-        let command = target.facts.command_line.join(" ");
-        self.pattern.as_ref().is_none_or(|pattern| pattern.is_match(&command))
     }
 
     fn reap(&mut self) {
@@ -267,7 +223,7 @@ impl Collectors {
             };
             let ended = thread.join().unwrap_or_else(|_| Ended::bug());
             self.shared.set.remove(id);
-            if matches!(self.members, Members::One) {
+            if self.crowd.is_none() {
                 self.one = Some(ended);
                 continue;
             }

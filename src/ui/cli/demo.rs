@@ -94,6 +94,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let recording = record::Args {
         children: false,
         which: Default::default(),
+        when: Default::default(),
         long: Default::default(),
         process: Some(target.facts.id.pid),
         pid: None,

@@ -368,6 +368,7 @@ impl Fleet {
             }
             News::Left(left_one) => {
                 let pid = left_one.pid;
+                self.crowd.look_again();
                 self.add(left_one, say);
                 if let Some(entry) = self.entries.get_mut(&pid) {
                     entry.state = left(pid, now);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::heap::Growth;
 use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
+use crate::profile::names::ProfileNames;
 use crate::profile::reader::{ReadError, Reader};
 use crate::report::leaks::memory::Limit;
 use crate::report::leaks::render::{Detail, headline, render};
@@ -63,7 +64,10 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         return super::merged::leaks(args);
     }
     let reader = Reader::open(args.base.first().map_or(Path::new(""), PathBuf::as_path))?;
-    let report = report(&reader, &args.own, args.limit)?;
+    let mut report = report(&reader, &args.own, args.limit)?;
+    report
+        .notes
+        .extend(args.base.first().and_then(|base| part_of(base, &reader)));
     for warning in reader.warnings()? {
         note(&format!("warning: {warning}"));
     }
@@ -83,6 +87,36 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         }
     };
     Ok(to_stdout(&text)?)
+}
+
+/// What is judged, where a recording has several parts (its period was raised, or its files were rotated): one part is, the one that
+/// was named, and what it began with counts as kept from its beginning on.
+pub fn part_of(base: &Path, reader: &Reader) -> Option<String> {
+    let names = ProfileNames::find(base)?;
+    let base = names.base();
+    let next = reader.sidecar().and_then(|sidecar| sidecar.end.as_ref()?.next.clone());
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // A number may also be that of a process.
+    let leads_here = |before: &PathBuf| {
+        let end = Reader::open(before).ok()?.sidecar()?.end.clone()?;
+        (end.next? == name(base)).then_some(())
+    };
+    let before = before(base).filter(|before| leads_here(before).is_some());
+    let from = before.map(|before| format!("what came before is in {}", name(&before)));
+    let until = next.map(|next| format!("what came then in {next}"));
+    let others: Vec<String> = [from, until].into_iter().flatten().collect();
+    (!others.is_empty()).then(|| format!("judged is {} alone; {}", name(base), others.join(", ")))
+}
+
+/// The part before this one: `run` before `run.2`, `run.2` before `run.3`.
+fn before(base: &Path) -> Option<PathBuf> {
+    let name = base.file_name()?.to_str()?;
+    let (first, number) = name.rsplit_once('.')?;
+    Some(match number.parse::<u32>().ok()? {
+        0 | 1 => return None,
+        2 => base.with_file_name(first),
+        number => base.with_file_name(format!("{first}.{}", number - 1)),
+    })
 }
 
 /// The verdict on a profile.

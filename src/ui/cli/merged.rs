@@ -32,6 +32,8 @@ struct Part {
     end: Duration,
     /// The process has ended, and with it what it held.
     is_over: bool,
+    /// Parts before it are left out.
+    is_later: bool,
 }
 
 /// Opens what `given` names, each once: `run.*` names every file. Those that go on in files which are given as well are left out.
@@ -52,7 +54,7 @@ fn open(given: &[PathBuf]) -> Result<Vec<Part>, Box<dyn Error>> {
         )
         .into());
     }
-    let mut parts = Vec::new();
+    let (mut parts, mut later) = (Vec::new(), BTreeSet::new());
     for base in &bases {
         let reader = Reader::open(base)?;
         let end = reader.sidecar().and_then(|sidecar| sidecar.end.clone());
@@ -60,7 +62,8 @@ fn open(given: &[PathBuf]) -> Result<Vec<Part>, Box<dyn Error>> {
             .as_ref()
             .and_then(|end| end.next.as_ref())
             .map(|next| base.with_file_name(next));
-        if goes_on.is_some_and(|next| bases.contains(&next)) {
+        if let Some(next) = goes_on.filter(|next| bases.contains(next)) {
+            later.insert(next.display().to_string());
             continue;
         }
         let start = reader.start();
@@ -69,8 +72,12 @@ fn open(given: &[PathBuf]) -> Result<Vec<Part>, Box<dyn Error>> {
             start,
             end: start + reader.elapsed()?,
             is_over: end.is_some_and(|end| end.reason.starts_with("target-")),
+            is_later: false,
             reader,
         });
+    }
+    for part in &mut parts {
+        part.is_later = later.contains(&part.name);
     }
     Ok(parts)
 }
@@ -195,6 +202,13 @@ pub fn leaks(args: &leaks::Args) -> Result<(), Box<dyn Error>> {
     let parts = open(&args.base)?;
     let reports = reports(&parts, &args.own, args.limit)?;
     let fleet = merged::judge(&reports);
+    let later = parts.iter().filter(|part| part.is_later).count();
+    if later > 0 {
+        note(&format!(
+            "note: {later} of {} recordings have several parts, of which the last one is judged",
+            parts.len()
+        ));
+    }
     let text = match () {
         () if args.json => {
             let each: serde_json::Map<_, _> = reports

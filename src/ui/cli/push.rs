@@ -1,8 +1,9 @@
 //! `pyheap push`: profiles to a Pyroscope server.
 
-use super::collectors::{AtEnd, Collectors, How, Which};
+use super::collectors::{AtEnd, Collectors, How};
 use super::failure::{Failure, code};
 use super::recording::stop_signals;
+use super::which::{Told, Which};
 use crate::attach::process::ProcessId;
 use crate::report::export::pprof::gzip;
 use crate::serve::answer::{Before, Of, profile};
@@ -32,11 +33,15 @@ const SHORTEST: Duration = Duration::from_secs(1);
 `pyheap record`, and 1 when nothing has arrived."
 )]
 pub struct Args {
-    /// Which processes.
+    /// The process; without it the only attachable Python process.
+    #[arg(value_name = "PID")]
+    pub process: Option<i32>,
+
+    /// Which processes, if it is not a single one.
     #[command(flatten)]
     pub which: Which,
 
-    /// The server: http://HOST:PORT, or with the path of its ingest API if that is not /ingest. https is not spoken.
+    /// The server: http://HOST:PORT or https://HOST, with the path of its ingest API if that is not /ingest.
     #[arg(long, value_name = "URL", value_parser = Place::parse)]
     pub url: Place,
 
@@ -56,6 +61,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
+    /// Believe the certificates of the authorities in this file (PEM), too, beside those that the system trusts.
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+
     /// Whose data it is, for a server with several tenants (`X-Scope-OrgID`).
     #[arg(long, value_name = "ID")]
     pub tenant: Option<String>,
@@ -63,6 +72,10 @@ pub struct Args {
     /// What is sampled.
     #[command(flatten)]
     pub sampling: super::sampling::Args,
+
+    /// What is said.
+    #[command(flatten)]
+    pub told: Told,
 
     /// Say more: what attaching and detaching cost.
     #[arg(long, short)]
@@ -131,12 +144,20 @@ fn program(command: &[String]) -> String {
 /// # Errors
 /// With the exit codes of `pyheap record`.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    args.told.apply()?;
     let stop = stop_signals()?;
     let mut place = args.url.clone();
     if let Some(path) = &args.token_file {
         place.authorization = Some(format!("Bearer {}", super::serve::token(path)?));
     }
     place.tenant.clone_from(&args.tenant);
+    if place.is_secure {
+        place
+            .trust(args.ca_file.as_deref())
+            .map_err(|why| Failure::new(code::USAGE, why))?;
+    } else if args.ca_file.is_some() {
+        return Err(Failure::new(code::USAGE, "--ca-file is for a URL with https").into());
+    }
     if args.every < SHORTEST {
         return Err(Failure::new(code::USAGE, "--every must be at least 1s").into());
     }
@@ -160,7 +181,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             lock(&sender.before).remove(&served.id);
         })
     };
-    let mut collectors = Collectors::start(&args.which, how, Arc::clone(&set), at_end, &stop)?;
+    let mut collectors = Collectors::start(args.process, &args.which, how, Arc::clone(&set), at_end, &stop)?;
     if !collectors.look() {
         note("pushing (Ctrl-C ends it)");
     }

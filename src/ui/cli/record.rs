@@ -1,11 +1,11 @@
 //! `pyheap record`: a recording into files.
 
 use super::choose::{self, Started};
-use super::failure::{Failure, chain};
+use super::failure::{Failure, chain, code};
 use super::fleet::Fleet;
 pub use super::recording::stop_signals;
 use super::recording::{Front, Recording, Why, cost, facts, found, micros, stop_and_hangup_signals};
-use super::which::{Long, Which};
+use super::which::{Long, When, Which};
 use crate::attach::crowd::{Crowd, Selection};
 use crate::attach::preflight;
 use crate::attach::process::ProcessId;
@@ -53,7 +53,7 @@ pub struct Args {
     pub process: Option<i32>,
 
     /// The process to record.
-    #[arg(long, value_name = "PID", conflicts_with = "command")]
+    #[arg(long, value_name = "PID", conflicts_with_all = ["command", "tree", "all", "cgroup", "pattern"])]
     pub pid: Option<i32>,
 
     /// Stop after this time: 90s, 10m, 1h30m. Without it, or with `unlimited`: until Ctrl-C or the end of the process.
@@ -74,7 +74,7 @@ pub struct Args {
 
     /// Record the process's descendants, too, each into files of its own: BASE.PID._hpm. Those that it forks meanwhile, and
     /// other Pythons that it starts.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["tree", "all", "cgroup"])]
     pub children: bool,
 
     /// Take a census of the heap before the recording and one after it, as `pyheap census` does (from a frozen copy), and keep
@@ -82,9 +82,13 @@ pub struct Args {
     #[arg(long, conflicts_with = "children")]
     pub census: bool,
 
-    /// Which processes, if it is not a single one, and when.
+    /// Which processes, if it is not a single one: each is recorded into files of its own, BASE.PID._hpm.
     #[command(flatten)]
     pub which: Which,
+
+    /// When it is attached to.
+    #[command(flatten)]
+    pub when: When,
 
     /// Long recordings.
     #[command(flatten)]
@@ -107,7 +111,7 @@ pub struct Args {
     ///
     /// Its end ends the recording; its exit code is reported, not passed on. Ctrl-C at a terminal reaches the program, too,
     /// as always. When the recording ends before the program, that runs on.
-    #[arg(last = true, value_name = "COMMAND")]
+    #[arg(last = true, value_name = "COMMAND", conflicts_with_all = ["tree", "all", "cgroup", "pattern"])]
     pub command: Vec<String>,
 }
 
@@ -116,16 +120,19 @@ pub struct Args {
 /// # Errors
 /// With the exit code that `--help` lists.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    args.long.apply()?;
+    args.long.told.apply()?;
     let (stop, hangup) = match args.long.rotate {
         Some(_) => stop_and_hangup_signals()?,
         None => (stop_signals()?, Arc::default()),
     };
     if let Some(selection) = args.which.selection()? {
         if args.census {
-            return Err(Failure::new(super::failure::code::USAGE, "--census is for one process").into());
+            return Err(Failure::new(code::USAGE, "--census is for one process").into());
         }
         return Ok(super::record_many::record(args, selection, &stop, &hangup)?);
+    }
+    if args.command.is_empty() && std::env::args_os().last().is_some_and(|last| last == "--") {
+        return Err(Failure::new(code::USAGE, "no command was given after --").into());
     }
     check_writable(args)?;
     let mut started = if args.command.is_empty() {
@@ -138,7 +145,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         Some(program) => program.wait_for_python(&stop)?,
         None => {
             let target = choose::target(args.process.or(args.pid))?;
-            why = super::record_many::wait_until(&args.which.condition(), &target, &stop)?;
+            why = super::record_many::wait_until(&args.when.condition(), &target, &stop)?;
             // It may have become another program meanwhile.
             match why {
                 Some(_) => preflight::check(target.facts.id.pid).map_err(Failure::from)?,

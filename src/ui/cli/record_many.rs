@@ -30,7 +30,7 @@ pub(super) fn plan(args: &Args) -> Plan {
         base: args.output.clone(),
         suffix: args.suffix,
         sampling: args.sampling.clone(),
-        condition: args.which.condition(),
+        condition: args.when.condition(),
         verbose: args.verbose,
         quiet: args.quiet,
         rotation: args.long.rotation(),
@@ -213,7 +213,7 @@ fn finished(args: &Args, sum: Sum) -> Result<(), Failure> {
     }
     match (sum.recorded, sum.refusal) {
         (0, Some((code, text))) => Err(Failure::new(code, text)),
-        (0, None) if args.which.condition().is_none() => Err(Failure::new(
+        (0, None) if args.when.condition().is_none() => Err(Failure::new(
             code::USAGE,
             "there was no Python process to record".to_owned(),
         )),

@@ -1,8 +1,9 @@
 //! `pyheap serve`: profiles by HTTP.
 
-use super::collectors::{Collectors, How, Which};
+use super::collectors::{Collectors, How};
 use super::failure::{Failure, code};
 use super::recording::stop_signals;
+use super::which::{Told, Which};
 use crate::serve::http::{Rules, Server, Token};
 use crate::serve::served::Set;
 use crate::ui::output::note;
@@ -32,7 +33,11 @@ const LONGEST_TOKEN: usize = 4096;
 docs/serve.md. Exit codes are those of `pyheap record`."
 )]
 pub struct Args {
-    /// Which processes.
+    /// The process; without it the only attachable Python process.
+    #[arg(value_name = "PID")]
+    pub process: Option<i32>,
+
+    /// Which processes, if it is not a single one.
     #[command(flatten)]
     pub which: Which,
 
@@ -63,8 +68,12 @@ pub struct Args {
     pub sampling: super::sampling::Args,
 
     /// Also record into files BASE._hpm, BASE._hpd, BASE._hpx, as `pyheap record` does. Of one process only.
-    #[arg(long, short, value_name = "BASE", conflicts_with_all = ["tree", "all", "pattern", "idle_detach"])]
+    #[arg(long, short, value_name = "BASE", conflicts_with_all = ["tree", "all", "cgroup", "pattern", "idle_detach"])]
     pub output: Option<PathBuf>,
+
+    /// What is said.
+    #[command(flatten)]
+    pub told: Told,
 
     /// Say more: what attaching and detaching cost.
     #[arg(long, short)]
@@ -76,6 +85,7 @@ pub struct Args {
 /// # Errors
 /// With the exit codes of `pyheap record`.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    args.told.apply()?;
     let stop = stop_signals()?;
     let rules = rules(args)?;
     let set = Arc::new(Set::default());
@@ -87,16 +97,10 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         output: args.output.clone(),
         verbose: args.verbose,
     };
-    let mut collectors = Collectors::start(&args.which, how, set, Arc::new(|_| {}), &stop)?;
+    let mut collectors = Collectors::start(args.process, &args.which, how, set, Arc::new(|_| {}), &stop)?;
     if !collectors.look() {
-        let whom = match &args.which {
-            Which { tree: Some(root), .. } => format!("the tree of {root}"),
-            Which { all: true, .. } => "all Python processes".to_owned(),
-            Which {
-                pattern: Some(pattern), ..
-            } => format!("all Python processes like {pattern}"),
-            which => which.process.map_or_else(|| "it".to_owned(), |pid| pid.to_string()),
-        };
+        let one = || args.process.map_or_else(|| "it".to_owned(), |pid| pid.to_string());
+        let whom = args.which.describe().unwrap_or_else(one);
         note(&format!(
             "serving {whom} at http://{}/ (Ctrl-C ends it)",
             server.address

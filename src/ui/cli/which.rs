@@ -9,26 +9,30 @@ use regex_lite::Regex;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Which processes, and when.
+/// Which processes, if it is not a single one.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Which {
-    /// Record this process and all its descendants, those to come, too, each into files of its own: BASE.PID._hpm.
-    #[arg(long, value_name = "PID", conflicts_with_all = ["process", "pid", "children", "command"])]
+    /// This process and all its descendants, present and future, as far as they are Python.
+    #[arg(long, value_name = "PID", conflicts_with = "process")]
     pub tree: Option<i32>,
 
-    /// Record all Python processes that there are and will be, each into files of its own. Best with --match.
-    #[arg(long, conflicts_with_all = ["process", "pid", "children", "command", "tree"])]
+    /// All Python processes of this host, present and future. Best with --match.
+    #[arg(long, conflicts_with_all = ["process", "tree"])]
     pub all: bool,
 
-    /// Record all Python processes of this cgroup and of those below it: a folder below /sys/fs/cgroup, or a path as
+    /// All Python processes of this cgroup and of those below it, present and future: a folder below /sys/fs/cgroup, or a path as
     /// /proc/PID/cgroup shows it.
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["process", "pid", "children", "command", "tree", "all"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["process", "tree", "all"])]
     pub cgroup: Option<PathBuf>,
 
-    /// Of these, only processes whose command line matches this regular expression.
-    #[arg(long = "match", value_name = "REGEX", conflicts_with_all = ["process", "pid", "command"])]
+    /// Of these, only processes whose command line matches this regular expression; alone it means: of all.
+    #[arg(long = "match", value_name = "REGEX", conflicts_with = "process")]
     pub pattern: Option<Regex>,
+}
 
+/// When it is attached to.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct When {
     /// Attach only when the process has this much resident memory: 3GiB.
     #[arg(long, value_name = "BYTES", value_parser = units::parse_size, conflicts_with = "command")]
     pub when_rss: Option<u64>,
@@ -36,6 +40,18 @@ pub struct Which {
     /// Attach only when its resident memory has grown by so much within a time: 100MiB/10m.
     #[arg(long, value_name = "BYTES/TIME", value_parser = parse_growth, conflicts_with = "command")]
     pub when_growth: Option<(u64, Duration)>,
+}
+
+/// What is said, and where.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Told {
+    /// Append a line of JSON for every attach and detach to this file (who, when, which process), instead of saying so on standard error.
+    #[arg(long, value_name = "FILE")]
+    pub audit: Option<PathBuf>,
+
+    /// How lines on standard error look.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
 }
 
 /// Long recordings.
@@ -54,13 +70,9 @@ pub struct Long {
     #[arg(long, value_name = "BYTES", value_parser = units::parse_size)]
     pub max_disk: Option<u64>,
 
-    /// Append a line of JSON for every attach and detach to this file (who, when, which process), instead of saying so on standard error.
-    #[arg(long, value_name = "FILE")]
-    pub audit: Option<PathBuf>,
-
-    /// How lines on standard error look.
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
+    /// What is said.
+    #[command(flatten)]
+    pub told: Told,
 }
 
 /// How lines on standard error look.
@@ -97,6 +109,21 @@ impl Which {
         Ok(Some(found))
     }
 
+    /// They, for people; `None` if a single one is meant.
+    #[must_use]
+    pub fn describe(&self) -> Option<String> {
+        let what = match (self.tree, self.all, &self.cgroup, &self.pattern) {
+            (Some(root), ..) => format!("the tree of {root}"),
+            (.., Some(path), _) => format!("the Python processes of {}", path.display()),
+            (None, true, ..) | (.., Some(_)) => "all Python processes".to_owned(),
+            _ => return None,
+        };
+        let like = self.pattern.as_ref().map(|pattern| format!(" like {pattern}"));
+        Some(what + &like.unwrap_or_default())
+    }
+}
+
+impl When {
     /// What is waited for.
     #[must_use]
     pub fn condition(&self) -> Condition {
@@ -119,7 +146,9 @@ impl Long {
             disk: self.max_disk,
         }
     }
+}
 
+impl Told {
     /// Makes lines on standard error, and those of the audit, what was asked for.
     ///
     /// # Errors
