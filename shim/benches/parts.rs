@@ -260,7 +260,7 @@ fn ring_with_reader() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         });
-        let (start, mut samples) = (Instant::now(), 0_u64);
+        let (start, used, mut samples) = (Instant::now(), thread_time(), 0_u64);
         let me = sys::thread();
         while start.elapsed() < Duration::from_secs(2) {
             for _ in 0..1000 {
@@ -270,14 +270,24 @@ fn ring_with_reader() {
             samples += 1000;
         }
         let rate = samples as f64 / start.elapsed().as_secs_f64();
+        let alone = samples as f64 / (thread_time() - used).as_secs_f64();
         done.store(1, Ordering::Release);
         let lost = state::word::<{ offset_of!(Control, counters.lost_allocs) }>().load(Ordering::Relaxed)
             + state::word::<{ offset_of!(Control, counters.lost_frees) }>().load(Ordering::Relaxed);
         println!(
-            "ring of 1 MiB, depth 30, reader every millisecond: {rate:.0} samples and frees a second, {lost} lost"
+            "ring of 1 MiB, depth 30, reader every millisecond: {rate:.0} samples and as many frees a second, {lost} lost; {alone:.0} \
+             a second of the sampled thread's processor time"
         );
     });
     drain();
+}
+
+/// Processor time of the calling thread.
+fn thread_time() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` has room for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 #[divan::bench]

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Pause between two looks at the ring: most of what pyheap costs is waking up for them.
+/// Shortest pause between two looks at the ring: most of what pyheap costs is waking up for them.
 pub const PAUSE: Duration = Duration::from_millis(10);
-/// Little: this share of the ring.
-const CALM_SHARE: u64 = 64;
+/// A look should find this share of the ring in use: then what comes may become ten times as much at once.
+const CALM_SHARE: u64 = 16;
 /// The table is copied this often at most: it can be tens of MiB, and when the ring overflows it does so all the time.
 const RECONCILE: Duration = Duration::from_millis(200);
 /// The ring is looked at again at once when this share of it was full.
@@ -142,7 +142,7 @@ impl Drain {
     }
 
     /// Drains until `stop` is set, then once more to the end.
-    /// While little comes, pauses get longer, up to `calm`.
+    /// The less comes, the longer are the pauses, up to `calm`.
     pub fn run(mut self, out: &Sender<Chunk>, stop: &AtomicBool, calm: Duration) -> Ended {
         let mut pause = PAUSE;
         loop {
@@ -152,8 +152,7 @@ impl Drain {
             if !full {
                 match self.round(out, stopping) {
                     Ok(bytes) if bytes > self.ring_len / BUSY_SHARE && !stopping => continue,
-                    Ok(bytes) if bytes > self.ring_len / CALM_SHARE => pause = PAUSE,
-                    Ok(_) => pause = pause.saturating_mul(2).min(calm),
+                    Ok(bytes) => pause = self.next_pause(pause, bytes, calm),
                     Err(ended) => return ended,
                 }
             }
@@ -162,6 +161,13 @@ impl Drain {
             }
             std::thread::park_timeout(pause);
         }
+    }
+
+    /// The pause after one in which so many bytes came.
+    fn next_pause(&self, pause: Duration, bytes: u64, calm: Duration) -> Duration {
+        let wanted = self.ring_len / CALM_SHARE;
+        let factor = wanted as f64 / bytes.max(1) as f64;
+        pause.mul_f64(factor.min(2.0)).clamp(PAUSE, calm.max(PAUSE))
     }
 
     /// One look: how many bytes there were.

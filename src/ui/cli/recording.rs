@@ -22,6 +22,10 @@ use std::time::{Duration, Instant};
 const AUDITED_CHARS: usize = 300;
 /// How often we look whether it is time to stop.
 const LOOK: Duration = Duration::from_millis(25);
+/// The target is looked at once in so many times.
+const TARGET_LOOKS: u64 = 4;
+/// Of the time, this part at most is spent on looking for its children: one in so many.
+const FAMILY_SHARE: u32 = 1000;
 
 /// Sets a flag at SIGINT, SIGTERM and SIGHUP. SIGXFSZ is taken as well: a file size limit is an error of the write, not
 /// a reason to die with hooks in the target.
@@ -144,15 +148,17 @@ impl Recording {
 
     /// Keeps the recording going until `stop` is set, `duration` is over, `front` has enough, or it has to end.
     pub fn run(&mut self, stop: &AtomicBool, duration: Option<Duration>, front: &mut dyn Front) -> Why {
-        let mut next_second = Duration::ZERO;
-        loop {
+        let (mut next_second, mut next_glance) = (Duration::ZERO, Duration::ZERO);
+        for look in 0_u64.. {
             if stop.load(Ordering::Acquire) {
                 return Why::Asked;
             }
-            if let Some(stop) = self.recorder.must_stop(&self.session) {
-                return Why::Stop(stop);
+            if look.is_multiple_of(TARGET_LOOKS) {
+                if let Some(stop) = self.recorder.must_stop(&self.session) {
+                    return Why::Stop(stop);
+                }
+                self.recorder.watch_room(&self.session);
             }
-            self.recorder.watch_room(&self.session);
             for text in self.recorder.take_notes() {
                 front.note(&text);
             }
@@ -165,7 +171,10 @@ impl Recording {
                 if let Some(stop) = self.recorder.every_second(&self.session) {
                     return Why::Stop(self.recorder.must_stop(&self.session).unwrap_or(stop));
                 }
-                self.family.look();
+                if elapsed >= next_glance {
+                    self.family.glance();
+                    next_glance = elapsed + (self.recorder.elapsed() - elapsed).saturating_mul(FAMILY_SHARE);
+                }
                 front.second(self);
             }
             if front.turn(self) {
@@ -174,6 +183,7 @@ impl Recording {
             let left = duration.map_or(LOOK, |duration| duration.saturating_sub(self.recorder.elapsed()));
             front.pause(LOOK.min(left));
         }
+        Why::Asked
     }
 
     /// Takes the last records and closes the files. The hooks are still in the process.
