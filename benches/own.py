@@ -19,12 +19,12 @@ PERIOD = 128 << 10
 SMALL_PERIOD = 1 << 10
 
 TARGET = r"""
-import collections, os, sys, time
+import collections, math, sys, time
 what, rate, period, live = sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 if what == "live":
     print("READY", flush=True)
     sys.stdin.readline()
-    kept = [bytes(900) for _ in range(int(live * period / (933 * 0.598) * 0.585))]
+    kept = [bytes(900) for _ in range(int(live / -math.expm1(-933 / period)))]
     print("KEPT", len(kept), flush=True)
     sys.stdin.readline()
     sys.exit()
@@ -66,7 +66,7 @@ def status_kib(pid, key):
 def region_kib(a, pid):
     """What is resident of pyheap's region in the target."""
     info = subprocess.run([a.pyheap, "info", str(pid), "--json"], stdout=subprocess.PIPE, check=True).stdout
-    places = [(int(str(r["base"]), 0), int(r["bytes"])) for r in json.loads(info)["regions"]]
+    places = [(r["base"], r["len"]) for r in json.loads(info)["regions"]]
     total, inside = 0, False
     for line in read("/proc/%d/smaps" % pid).splitlines():
         found = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
@@ -124,9 +124,9 @@ def main():
         target.stdin.flush()
         target.stdout.readline()
         time.sleep(3)
-        info = json.loads(subprocess.run([a.pyheap, "info", str(target.pid), "--json"], stdout=subprocess.PIPE).stdout)
-        print("with %s live samples: its part of the target %d KiB, pyheap %d KiB (at most %d KiB)" % (
-            json.dumps(info["regions"][0].get("live_samples")), region_kib(a, target.pid), status_kib(recording.pid, "VmRSS"),
+        top = subprocess.run([a.pyheap, "top", os.path.join(tmp, "live"), "--json"], stdout=subprocess.PIPE, check=True).stdout
+        print("with %d live samples: its part of the target %d KiB, pyheap %d KiB (at most %d KiB)" % (
+            json.loads(top)["samples"], region_kib(a, target.pid), status_kib(recording.pid, "VmRSS"),
             status_kib(recording.pid, "VmHWM")))
         end(target, recording)
 

@@ -11,6 +11,7 @@ use super::rotation::Rotation;
 use super::threads::Threads;
 use super::tree::NamedFrame;
 use super::types::Looker;
+use super::wait;
 use crate::attach::interpreter::Phase;
 use crate::attach::privileges;
 use crate::attach::session::{self, Session};
@@ -671,7 +672,7 @@ impl Writer {
     fn run(mut self, messages: &Receiver<Write>) -> Written {
         let mut next_flush = Instant::now() + self.flush;
         loop {
-            let message = messages.recv_timeout(next_flush.saturating_duration_since(Instant::now()));
+            let message = wait(messages, Some(next_flush.saturating_duration_since(Instant::now())));
             let ended = matches!(message, Err(RecvTimeoutError::Disconnected));
             // After an error there is nothing to write to: take the messages all the same, so that nobody waits.
             let result = match message {

@@ -6,11 +6,13 @@ use super::live::{Estimate, Kind, Live, Sample, Trace};
 use super::names::Names;
 use super::threads::Threads;
 use super::tree::{NamedFrame, StackNode};
+use super::wait;
 use crate::profile::sidecar::DOMAIN_UNKNOWN;
 use crossbeam_channel::Receiver;
+use foldhash::{HashMap, HashMapExt};
 use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::ring;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -164,7 +166,7 @@ impl Resolver {
         waiting: &AtomicU64,
         damaged: &AtomicBool,
     ) {
-        for chunk in chunks {
+        while let Ok(chunk) = wait(chunks, None) {
             let bytes = chunk.bytes();
             let mut events = Vec::new();
             if !damaged.load(Ordering::Relaxed) && !self.chunk(chunk, &mut events) {

@@ -21,9 +21,7 @@ use std::time::{Duration, Instant};
 /// A command line in an audit line.
 const AUDITED_CHARS: usize = 300;
 /// How often we look whether it is time to stop.
-const LOOK: Duration = Duration::from_millis(25);
-/// The target is looked at once in so many times.
-const TARGET_LOOKS: u64 = 4;
+const LOOK: Duration = Duration::from_millis(100);
 /// Of the time, this part at most is spent on looking for its children: one in so many.
 const FAMILY_SHARE: u32 = 1000;
 
@@ -86,8 +84,13 @@ pub trait Front {
 
     /// Waits until the next turn: `time` at most.
     fn pause(&mut self, time: Duration) {
-        std::thread::sleep(time);
+        nap(time);
     }
+}
+
+/// Sleeps for so long, or until a signal comes.
+pub fn nap(time: Duration) {
+    let _ = nix::poll::ppoll(&mut [], Some(nix::sys::time::TimeSpec::from(time)), None);
 }
 
 /// Why a recording ended.
@@ -149,16 +152,14 @@ impl Recording {
     /// Keeps the recording going until `stop` is set, `duration` is over, `front` has enough, or it has to end.
     pub fn run(&mut self, stop: &AtomicBool, duration: Option<Duration>, front: &mut dyn Front) -> Why {
         let (mut next_second, mut next_glance) = (Duration::ZERO, Duration::ZERO);
-        for look in 0_u64.. {
+        loop {
             if stop.load(Ordering::Acquire) {
                 return Why::Asked;
             }
-            if look.is_multiple_of(TARGET_LOOKS) {
-                if let Some(stop) = self.recorder.must_stop(&self.session) {
-                    return Why::Stop(stop);
-                }
-                self.recorder.watch_room(&self.session);
+            if let Some(stop) = self.recorder.must_stop(&self.session) {
+                return Why::Stop(stop);
             }
+            self.recorder.watch_room(&self.session);
             for text in self.recorder.take_notes() {
                 front.note(&text);
             }
@@ -183,7 +184,6 @@ impl Recording {
             let left = duration.map_or(LOOK, |duration| duration.saturating_sub(self.recorder.elapsed()));
             front.pause(LOOK.min(left));
         }
-        Why::Asked
     }
 
     /// Takes the last records and closes the files. The hooks are still in the process.
