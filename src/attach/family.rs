@@ -148,3 +148,39 @@ fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    /// A child and a grandchild are met, whether the kernel lists children or not, and forgotten when they have ended.
+    #[test]
+    fn a_glance_meets_the_whole_family() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 600 & echo started; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        shell.stdout.as_mut().unwrap().read_exact(&mut [0; 8]).unwrap();
+        let pid = i32::try_from(shell.id()).unwrap();
+        let mut family = Family::of(pid);
+        family.glance();
+        let by_glance: Vec<i32> = family.known.keys().copied().collect();
+        assert_eq!(by_glance, Family::of(pid).look());
+        assert_eq!(by_glance.len(), 1);
+        let mut ours = Family::of(i32::try_from(std::process::id()).unwrap());
+        ours.glance();
+        assert!(ours.known.contains_key(&pid) && ours.known.contains_key(&by_glance[0]));
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(by_glance[0]),
+            nix::sys::signal::Signal::SIGKILL,
+        )
+        .unwrap();
+        ours.glance();
+        assert!(!ours.known.contains_key(&pid));
+    }
+}

@@ -152,7 +152,7 @@ impl Drain {
             if !full {
                 match self.round(out, stopping) {
                     Ok(bytes) if bytes > self.ring_len / BUSY_SHARE && !stopping => continue,
-                    Ok(bytes) => pause = self.next_pause(pause, bytes, calm),
+                    Ok(bytes) => pause = next_pause(pause, bytes, self.ring_len, calm),
                     Err(ended) => return ended,
                 }
             }
@@ -161,13 +161,6 @@ impl Drain {
             }
             std::thread::park_timeout(pause);
         }
-    }
-
-    /// The pause after one in which so many bytes came.
-    fn next_pause(&self, pause: Duration, bytes: u64, calm: Duration) -> Duration {
-        let wanted = self.ring_len / CALM_SHARE;
-        let factor = wanted as f64 / bytes.max(1) as f64;
-        pause.mul_f64(factor.min(2.0)).clamp(PAUSE, calm.max(PAUSE))
     }
 
     /// One look: how many bytes there were.
@@ -279,5 +272,30 @@ impl Drain {
             Err(TrySendError::Full(chunk)) => out.send(chunk).map_err(|_| Ended::Asked),
             Err(TrySendError::Disconnected(_)) => Err(Ended::Asked),
         }
+    }
+}
+
+/// The pause after one in which so many bytes came.
+fn next_pause(pause: Duration, bytes: u64, ring_len: u64, calm: Duration) -> Duration {
+    let factor = (ring_len / CALM_SHARE) as f64 / bytes.max(1) as f64;
+    pause.mul_f64(factor.min(2.0)).clamp(PAUSE, calm.max(PAUSE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_follow_what_comes() {
+        const RING: u64 = 1 << 20;
+        let calm = Duration::from_millis(100);
+        let after = |pause, bytes| next_pause(Duration::from_millis(pause), bytes, RING, calm).as_millis();
+        assert_eq!(after(10, 0), 20);
+        assert_eq!(after(80, 0), 100);
+        // A sixteenth of the ring is what a look should find.
+        assert_eq!(after(40, RING / 16), 40);
+        assert_eq!(after(80, RING / 8), 40);
+        assert_eq!(after(80, RING), 10);
+        assert_eq!(after(10, u64::MAX), 10);
     }
 }

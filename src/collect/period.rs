@@ -200,4 +200,22 @@ mod tests {
         // The 300 large ones stay at first: 500 small ones must shrink below 200.
         assert_eq!(watch.by_room(800, &live).unwrap().0, 4 * 131_072);
     }
+
+    #[test]
+    fn short_periods_and_little_company_are_looked_at_more_often() {
+        let pause = |company, period| {
+            let limits = Limits {
+                company,
+                ..Limits::default()
+            };
+            limits.calm_pause(period).as_millis()
+        };
+        assert_eq!(pause(1, 128 << 10), 100);
+        assert_eq!(pause(1, 64 << 20), 100);
+        assert_eq!(pause(1, 64 << 10), 50);
+        assert_eq!(pause(1, 1), 20);
+        assert_eq!(pause(8, 128 << 10), 160);
+        assert_eq!(pause(100, 128 << 10), 200);
+        assert_eq!(pause(100, 1), 20);
+    }
 }
