@@ -56,7 +56,7 @@ fn gap_among(taken: &[(u64, u64, Taken)], len: u64, near: u64, salt: u64) -> Opt
     let user_end = arch::user_end(highest);
     let block = near / NEAR * NEAR..(near / NEAR + 1) * NEAR;
     let (mut largest, mut largest_near) = ((0, 0), (0, 0));
-    let (mut end, mut below) = (USER_START, Taken::Other);
+    let (mut end, mut below, mut stack_seen) = (USER_START, Taken::Other, false);
     let last = (user_end, user_end, Taken::Other);
     for &(start, next, above) in taken.iter().filter(|&&(start, ..)| start < user_end).chain([&last]) {
         let room = |(from, to): (u64, u64)| to.saturating_sub(from);
@@ -66,7 +66,9 @@ fn gap_among(taken: &[(u64, u64, Taken)], len: u64, near: u64, salt: u64) -> Opt
         }
         let here = (end.max(block.start), start.min(block.end));
         let least = if below == Taken::Heap { ROOM_BEHIND_HEAP } else { ROOM };
-        if above != Taken::Stack && room(here) >= least && room(here) > room(largest_near) {
+        // Not below the stack, which grows down, nor above it, where nobody expects anything.
+        stack_seen |= above == Taken::Stack;
+        if !stack_seen && room(here) >= least && room(here) > room(largest_near) {
             largest_near = here;
         }
         if next > end {
@@ -287,11 +289,12 @@ mod tests {
         let taken = [program, heap, (library, library + 8 * MIB, Other), stack];
         let (at, below, above) = place(&taken, library);
         assert!(at < library && below > 64 * GIB && above > 64 * GIB);
+        let libc = (0x7f33_68b7_a000, 0x7f33_68d7_a000, Other);
         // In the program: whichever side has more room, the heap keeps half of it.
         for program_at in [0x55c0_1000_0000, 0x55d4_8af2_f000, 0x55df_f000_0000_u64] {
             let program = (program_at, program_at + MIB, Other);
             let heap = (program_at + 4 * MIB, program_at + 64 * MIB, Heap);
-            let (at, below, above) = place(&[program, heap, stack], program_at);
+            let (at, below, above) = place(&[program, heap, libc, stack], program_at);
             assert!(at / NEAR == program_at / NEAR, "{at:x}");
             assert!(
                 if at > program_at {
@@ -304,7 +307,12 @@ mod tests {
         }
         // At a fixed low address.
         let (at, below, _) = place(
-            &[(0x40_0000, 0x80_0000, Other), (0x90_0000, 0x100_0000, Heap), stack],
+            &[
+                (0x40_0000, 0x80_0000, Other),
+                (0x90_0000, 0x100_0000, Heap),
+                libc,
+                stack,
+            ],
             0x40_0000,
         );
         assert!(at < NEAR && below >= 16 * GIB);
