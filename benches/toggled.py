@@ -106,7 +106,19 @@ def raw_threads(n):
         thread.join()
 
 
-MICRO = [small_objects, floats, list_of_tuples, dict_churn, str_concat, list_append, bytes_600, bytes_64k, raw_threads]
+def threads_8(n):
+    """Eight threads of Python that allocate; on a build without the GIL all at once."""
+    def work():
+        for _ in range(n * 20):
+            [(i, i) for i in range(100)]
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+MICRO = [small_objects, floats, list_of_tuples, dict_churn, str_concat, list_append, bytes_600, bytes_64k, raw_threads, threads_8]
 
 
 def load(name):

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-const MICRO: [&str; 9] = [
+const MICRO: [&str; 10] = [
     "small_objects",
     "floats",
     "list_of_tuples",
@@ -25,6 +25,7 @@ const MICRO: [&str; 9] = [
     "bytes_600",
     "bytes_64k",
     "raw_threads",
+    "threads_8",
 ];
 
 struct Settings {

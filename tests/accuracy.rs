@@ -6,10 +6,11 @@ mod common;
 use common::interpreters::{self, Interpreter};
 use common::report::{Row, top};
 use common::target::Target;
-use common::{binomial, pyheap, scratch, skipped};
+use common::{binomial, have, pyheap, scratch, skipped};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
 use std::sync::Mutex;
 
 /// The file's sampling table describes 1 - e^(-x/R) by ranges; no size is off by more than a quarter of a percent. A
@@ -316,4 +317,26 @@ fn binomial_regions() {
         binomial::acceptance_bytes(&[(2048, 0)], 131_072.0, binomial::TAIL),
         (0.0, 0.0)
     );
+}
+
+/// What `scripts/accuracy` does at length: the mean of several runs, their deviation, and how many intervals hold the truth.
+#[test]
+fn runs_agree_with_theory() {
+    let list = interpreters::some(&["3.12"]);
+    let (Some(python), true) = (list.first(), have("python3")) else {
+        return skipped(
+            "runs_agree_with_theory",
+            "no CPython found, or no python3 to run scripts/accuracy",
+        );
+    };
+    let script = common::tests_dir().join("../scripts/accuracy");
+    let mut command = Command::new("python3");
+    command.arg(script).args(["--runs", "3", "--scale", "0.2"]);
+    command.args(["--python", &python.path, "--pyheap", &pyheap::binary()]);
+    let out = command.output().expect("python3 runs");
+    let (said, err) = (
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr),
+    );
+    assert!(out.status.success(), "{said}\n{err}");
 }

@@ -105,16 +105,16 @@ pub struct Owner {
 }
 
 impl Infection {
-    /// Maps a region in `pid` and writes the image into it. Nothing of it runs yet.
+    /// Maps a region in `pid`, near the code at `near` if there is room, and writes the image into it. Nothing of it runs yet.
     ///
     /// # Errors
     /// See [`InfectError`].
-    pub fn prepare(pid: i32, image: &Image, sizes: Sizes, owner: Owner) -> Result<Self, InfectError> {
+    pub fn prepare(pid: i32, image: &Image, sizes: Sizes, owner: Owner, near: u64) -> Result<Self, InfectError> {
         let memory = ProcessMemory::new(pid);
         let plan = Plan::new(image, sizes);
         let maps = space::maps(pid)?;
         let tail = place_for_stubs(pid, &memory, &maps)?;
-        let (base, hijacked) = map(pid, &memory, plan.len, tail)?;
+        let (base, hijacked) = map(pid, &memory, plan.len, tail, near)?;
         let image_base = base + plan.image;
         // Fresh memory is zero: the control block behind the image's bytes takes no memory before it is used.
         memory.write(RemoteAddr(image_base), &image.placed_at(image_base)?)?;
@@ -304,12 +304,12 @@ pub(crate) fn wait(
 }
 
 /// Maps `len` bytes in the target. The chosen gap can be taken before the stub runs; then another one is tried.
-fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail) -> Result<(u64, Hijacked), InfectError> {
+fn map(pid: i32, memory: &ProcessMemory, len: u64, tail: Tail, near: u64) -> Result<(u64, Hijacked), InfectError> {
     const ATTEMPTS: u64 = 4;
     for attempt in 0..ATTEMPTS {
         let maps = space::maps(pid)?;
         let salt = attempt * 7 + u64::from(std::process::id());
-        let address = space::gap(&maps, len, salt).ok_or(InfectError::NoGap(len))?;
+        let address = space::gap(&maps, len, near, salt).ok_or(InfectError::NoGap(len))?;
         let job = Job::Map {
             address,
             len,

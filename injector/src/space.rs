@@ -19,25 +19,66 @@ pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
     Ok(Process::new(crate::observe::reachable(pid))?.maps()?.0)
 }
 
-/// An address for `len` bytes in the middle of the largest gap: far from where the kernel puts the next mapping, from the
-/// heap's end and from the stack. `salt` makes a second attempt land elsewhere.
+/// What the branch predictors of some processors take for near: a jump from one aligned block of so many bytes to another
+/// took 1 ns longer on an AMD Zen 4 (`docs/performance.md`).
+const NEAR: u64 = 1 << 37;
+/// Least room in the block of the interpreter's code: then half of it is between us and where the kernel puts the next mapping.
+const ROOM: u64 = 1 << 30;
+/// The same behind the heap, which grows towards us.
+const ROOM_BEHIND_HEAP: u64 = 32 << 30;
+
+/// Memory that is in use, as far as it matters here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    Heap,
+    Stack,
+    Other,
+}
+
+/// An address for `len` bytes: near the code at `near`, in the middle of the largest gap there, or of the largest gap of all
+/// if there is little room; in any case far from where the kernel puts the next mapping, from the heap's end and from the
+/// stack. `salt` makes a second attempt land elsewhere.
 #[must_use]
-pub fn gap(maps: &[MemoryMap], len: u64, salt: u64) -> Option<u64> {
-    let mut largest = (0, 0);
-    let mut end = USER_START;
-    let highest = maps.iter().map(|map| map.address.1).max().unwrap_or(0);
+pub fn gap(maps: &[MemoryMap], len: u64, near: u64, salt: u64) -> Option<u64> {
+    let taken = maps.iter().map(|map| {
+        let what = match map.pathname {
+            MMapPath::Heap => Taken::Heap,
+            MMapPath::Stack => Taken::Stack,
+            _ => Taken::Other,
+        };
+        (map.address.0, map.address.1, what)
+    });
+    gap_among(&taken.collect::<Vec<_>>(), len, near, salt)
+}
+
+fn gap_among(taken: &[(u64, u64, Taken)], len: u64, near: u64, salt: u64) -> Option<u64> {
+    let highest = taken.iter().map(|&(_, end, _)| end).max().unwrap_or(0);
     let user_end = arch::user_end(highest);
-    let taken = maps
-        .iter()
-        .map(|map| map.address)
-        .filter(|&(start, _)| start < user_end);
-    for (start, next) in taken.chain([(user_end, user_end)]) {
-        if start > end && start - end > largest.1 {
-            largest = (end, start - end);
+    let block = near / NEAR * NEAR..(near / NEAR + 1) * NEAR;
+    let (mut largest, mut largest_near) = ((0, 0), (0, 0));
+    let (mut end, mut below, mut stack_seen) = (USER_START, Taken::Other, false);
+    let last = (user_end, user_end, Taken::Other);
+    for &(start, next, above) in taken.iter().filter(|&&(start, ..)| start < user_end).chain([&last]) {
+        let room = |(from, to): (u64, u64)| to.saturating_sub(from);
+        let all = (end, start);
+        if room(all) > room(largest) {
+            largest = all;
         }
-        end = end.max(next);
+        let here = (end.max(block.start), start.min(block.end));
+        let least = if below == Taken::Heap { ROOM_BEHIND_HEAP } else { ROOM };
+        // Not below the stack, which grows down, nor above it, where nobody expects anything.
+        stack_seen |= above == Taken::Stack;
+        if !stack_seen && room(here) >= least && room(here) > room(largest_near) {
+            largest_near = here;
+        }
+        if next > end {
+            (end, below) = (next, above);
+        } else if above == Taken::Heap {
+            below = above;
+        }
     }
-    let (start, room) = largest;
+    let (start, gap_end) = if largest_near == (0, 0) { largest } else { largest_near };
+    let room = gap_end.saturating_sub(start);
     if room / 4 < len {
         return None;
     }
@@ -218,6 +259,69 @@ pub fn stacks(maps: &[MemoryMap]) -> Vec<Stack> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const MIB: u64 = 1 << 20;
+
+    /// Where a region of 2 MiB goes, and how far it is from what is below and above it.
+    fn place(taken: &[(u64, u64, Taken)], near: u64) -> (u64, u64, u64) {
+        let at = gap_among(taken, 2 * MIB, near, 0).unwrap();
+        assert!(taken.iter().all(|&(start, end, _)| at >= end || at + 2 * MIB <= start));
+        let below = taken.iter().map(|t| t.1).filter(|&end| end <= at).max().unwrap_or(0);
+        let above = taken.iter().map(|t| t.0).filter(|&start| start > at).min();
+        (at, at - below, above.unwrap_or(u64::MAX) - at)
+    }
+
+    #[test]
+    fn a_region_is_near_the_code_and_far_from_what_grows() {
+        use Taken::{Heap, Other, Stack};
+        let stack = (0x7ffd_0000_0000, 0x7ffd_0002_0000, Stack);
+        let program = (0x55d4_8af2_f000, 0x55d4_8b00_0000, Other);
+        let heap = (0x55d4_8b20_0000, 0x55d4_8c00_0000, Heap);
+        // In a library: the next mappings come right below it.
+        let library = 0x7f33_68b7_a000;
+        let taken = [program, heap, (library, library + 8 * MIB, Other), stack];
+        let (at, _, above) = place(&taken, library);
+        assert!(at / NEAR == library / NEAR && above >= GIB / 2);
+        // Little room below the library in its block: anywhere else but between it and the stack.
+        let library = 0x7fe0_0010_0000;
+        let taken = [program, heap, (library, library + 8 * MIB, Other), stack];
+        let (at, below, above) = place(&taken, library);
+        assert!(at < library && below > 64 * GIB && above > 64 * GIB);
+        let libc = (0x7f33_68b7_a000, 0x7f33_68d7_a000, Other);
+        // In the program: whichever side has more room, the heap keeps half of it.
+        for program_at in [0x55c0_1000_0000, 0x55d4_8af2_f000, 0x55df_f000_0000_u64] {
+            let program = (program_at, program_at + MIB, Other);
+            let heap = (program_at + 4 * MIB, program_at + 64 * MIB, Heap);
+            let (at, below, above) = place(&[program, heap, libc, stack], program_at);
+            assert!(at / NEAR == program_at / NEAR, "{at:x}");
+            assert!(
+                if at > program_at {
+                    below >= 16 * GIB
+                } else {
+                    above >= GIB / 2
+                },
+                "{at:x}"
+            );
+        }
+        // At a fixed low address.
+        let (at, below, _) = place(
+            &[
+                (0x40_0000, 0x80_0000, Other),
+                (0x90_0000, 0x100_0000, Heap),
+                libc,
+                stack,
+            ],
+            0x40_0000,
+        );
+        assert!(at < NEAR && below >= 16 * GIB);
+    }
+
+    #[test]
+    fn an_address_space_without_room_has_no_place() {
+        let full = [(0, arch::user_end(u64::MAX) - MIB, Taken::Other)];
+        assert_eq!(gap_among(&full, 2 * MIB, 0x40_0000, 0), None);
+    }
 
     #[test]
     fn instructions_are_found_wherever_they_are() {

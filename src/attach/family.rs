@@ -29,21 +29,50 @@ impl Family {
         }
     }
 
-    /// Looks who is new and who is gone. The descendants that live.
+    /// Looks who is new and who is gone. The descendants that live. It takes a look at every process there is.
     pub fn look(&mut self) -> Vec<i32> {
         self.known.retain(|_, id| id.is_alive());
         let parents = process::parents();
-        let mut roots: Vec<i32> = vec![self.root];
-        roots.extend(self.known.keys());
-        for pid in process::descendants_of(&parents, &roots) {
-            if self.known.len() < MOST
-                && !self.known.contains_key(&pid)
-                && let Ok(id) = ProcessId::of(pid)
-            {
-                self.known.insert(pid, id);
-            }
+        for pid in process::descendants_of(&parents, &self.parents()) {
+            self.meet(pid);
         }
         self.known.keys().copied().collect()
+    }
+
+    /// The same at the cost of the family and not of the whole machine, where the kernel says whose children there are.
+    pub fn glance(&mut self) {
+        self.known.retain(|_, id| id.is_alive());
+        let mut parents = self.parents();
+        let mut next = 0;
+        while let Some(&parent) = parents.get(next) {
+            next += 1;
+            let Some(children) = process::children(parent) else {
+                if parent == self.root {
+                    self.look();
+                    return;
+                }
+                continue;
+            };
+            for child in children {
+                if !parents.contains(&child) && !pyheap_injector::copy::is_copy(child) && self.meet(child) {
+                    parents.push(child);
+                }
+            }
+        }
+    }
+
+    /// Those who may have children that belong to it.
+    fn parents(&self) -> Vec<i32> {
+        std::iter::once(self.root).chain(self.known.keys().copied()).collect()
+    }
+
+    /// Keeps a descendant in mind; false if there is no room, or no such process.
+    fn meet(&mut self, pid: i32) -> bool {
+        if self.known.contains_key(&pid) {
+            return true;
+        }
+        let id = ProcessId::of(pid).ok().filter(|_| self.known.len() < MOST);
+        id.is_some_and(|id| self.known.insert(pid, id).is_none())
     }
 }
 
@@ -118,4 +147,40 @@ fn cure_one(pid: i32, interpreter: Option<&Interpreter>) -> Option<String> {
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
+    /// A child and a grandchild are met, whether the kernel lists children or not, and forgotten when they have ended.
+    #[test]
+    fn a_glance_meets_the_whole_family() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 600 & echo started; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        shell.stdout.as_mut().unwrap().read_exact(&mut [0; 8]).unwrap();
+        let pid = i32::try_from(shell.id()).unwrap();
+        let mut family = Family::of(pid);
+        family.glance();
+        let by_glance: Vec<i32> = family.known.keys().copied().collect();
+        assert_eq!(by_glance, Family::of(pid).look());
+        assert_eq!(by_glance.len(), 1);
+        let mut ours = Family::of(i32::try_from(std::process::id()).unwrap());
+        ours.glance();
+        assert!(ours.known.contains_key(&pid) && ours.known.contains_key(&by_glance[0]));
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(by_glance[0]),
+            nix::sys::signal::Signal::SIGKILL,
+        )
+        .unwrap();
+        ours.glance();
+        assert!(!ours.known.contains_key(&pid));
+    }
 }

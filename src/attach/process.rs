@@ -280,6 +280,25 @@ pub fn parents() -> Vec<(i32, i32)> {
     programs.map(|stat| (stat.pid, stat.ppid)).collect()
 }
 
+/// The children of all threads of `pid`; `None` where the kernel does not list them, and if the process is gone. One that is
+/// born meanwhile may be missing.
+#[must_use]
+pub fn children(pid: i32) -> Option<Vec<i32>> {
+    let mut found = Vec::new();
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        match std::fs::read_to_string(thread.path().join("children")) {
+            Ok(text) => found.extend(
+                text.split_ascii_whitespace()
+                    .filter_map(|child| child.parse::<i32>().ok()),
+            ),
+            // The thread has just ended, or there is no such list.
+            Err(_) if thread.path().exists() => return None,
+            Err(_) => {}
+        }
+    }
+    Some(found)
+}
+
 /// The descendants of `pid`, nearest first.
 #[must_use]
 pub fn descendants(pid: i32) -> Vec<i32> {

@@ -292,7 +292,8 @@ impl Session {
             start: own.map_or(0, |id| id.start_time),
             namespace: pid_namespace(),
         };
-        let mut infection = Infection::prepare(pid, image, sizes, owner).map_err(infect_error)?;
+        let mut infection = Infection::prepare(pid, image, sizes, owner, largest_text(&target.interpreter).start)
+            .map_err(infect_error)?;
         let config = match config(&infection, &target, options) {
             Ok(config) => config,
             Err(error) => {
@@ -499,6 +500,11 @@ pub(super) fn fitting(pid: i32, wanted: Sizes) -> Result<Sizes, AttachError> {
         }),
         _ => Ok(wanted),
     }
+}
+
+fn largest_text(interpreter: &Interpreter) -> Range<u64> {
+    let largest = interpreter.text.iter().max_by_key(|range| range.end - range.start);
+    largest.cloned().unwrap_or(0..0)
 }
 
 fn text_of(identity: &Identity) -> Range<u64> {
@@ -1026,12 +1032,7 @@ fn config(infection: &Infection, target: &Target, options: Options) -> Result<Co
         get,
         set,
     } = entries(target)?;
-    let text = interpreter
-        .text
-        .iter()
-        .max_by_key(|range| range.end - range.start)
-        .cloned()
-        .unwrap_or(0..0);
+    let text = largest_text(interpreter);
     Ok(Config {
         period: options.period,
         finalizing: interpreter.runtime.0 + interpreter.layout.runtime.finalizing,

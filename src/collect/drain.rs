@@ -15,10 +15,10 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Pause between two looks at the ring: most of what pyheap costs is waking up for them.
+/// Shortest pause between two looks at the ring: most of what pyheap costs is waking up for them.
 pub const PAUSE: Duration = Duration::from_millis(10);
-/// Little: this share of the ring.
-const CALM_SHARE: u64 = 64;
+/// A look should find this share of the ring in use: then what comes may become ten times as much at once.
+const CALM_SHARE: u64 = 16;
 /// The table is copied this often at most: it can be tens of MiB, and when the ring overflows it does so all the time.
 const RECONCILE: Duration = Duration::from_millis(200);
 /// The ring is looked at again at once when this share of it was full.
@@ -144,7 +144,7 @@ impl Drain {
     }
 
     /// Drains until `stop` is set, then once more to the end.
-    /// While little comes, pauses get longer, up to `calm`.
+    /// The less comes, the longer are the pauses, up to `calm`.
     pub fn run(mut self, out: &SyncSender<Chunk>, stop: &AtomicBool, calm: Duration) -> Ended {
         let mut pause = PAUSE;
         loop {
@@ -154,8 +154,7 @@ impl Drain {
             if !full {
                 match self.round(out, stopping) {
                     Ok(bytes) if bytes > self.ring_len / BUSY_SHARE && !stopping => continue,
-                    Ok(bytes) if bytes > self.ring_len / CALM_SHARE => pause = PAUSE,
-                    Ok(_) => pause = pause.saturating_mul(2).min(calm),
+                    Ok(bytes) => pause = next_pause(pause, bytes, self.ring_len, calm),
                     Err(ended) => return ended,
                 }
             }
@@ -275,5 +274,30 @@ impl Drain {
             Err(TrySendError::Full(chunk)) => out.send(chunk).map_err(|_| Ended::Asked),
             Err(TrySendError::Disconnected(_)) => Err(Ended::Asked),
         }
+    }
+}
+
+/// The pause after one in which so many bytes came.
+fn next_pause(pause: Duration, bytes: u64, ring_len: u64, calm: Duration) -> Duration {
+    let factor = (ring_len / CALM_SHARE) as f64 / bytes.max(1) as f64;
+    pause.mul_f64(factor.min(2.0)).clamp(PAUSE, calm.max(PAUSE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_follow_what_comes() {
+        const RING: u64 = 1 << 20;
+        let calm = Duration::from_millis(100);
+        let after = |pause, bytes| next_pause(Duration::from_millis(pause), bytes, RING, calm).as_millis();
+        assert_eq!(after(10, 0), 20);
+        assert_eq!(after(80, 0), 100);
+        // A sixteenth of the ring is what a look should find.
+        assert_eq!(after(40, RING / 16), 40);
+        assert_eq!(after(80, RING / 8), 40);
+        assert_eq!(after(80, RING), 10);
+        assert_eq!(after(10, u64::MAX), 10);
     }
 }

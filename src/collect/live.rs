@@ -2,9 +2,10 @@
 
 use super::tree::NamedFrame;
 use crate::profile::sampling;
+use foldhash::{HashMap, HashMapExt};
 use pyheap_protocol::domain;
 use pyheap_protocol::thin::keeps;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Blocks that wait to be looked at, at most.

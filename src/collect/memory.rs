@@ -7,7 +7,9 @@ use crate::profile::facts::MemorySample;
 use std::time::{Duration, Instant};
 
 /// Of the time, this part at most is spent on having the kernel walk the page tables of all targets: one in so many.
-const WALK_SHARE: u32 = 1000;
+const WALK_SHARE: u32 = 2000;
+/// Between two walks, at least.
+const WALK_PAUSE: Duration = Duration::from_millis(1500);
 /// A larger target is not walked: it takes some 10 ms a GiB, with its memory map locked.
 const WALK_MAX_BYTES: u64 = 4 << 30;
 
@@ -59,11 +61,10 @@ impl MemoryProbe {
             return None;
         }
         let found = ProportionalMemory::of(self.pid);
-        // The first look may be longer than the walk itself; a second later it is due again in any case.
         let pause = begun
             .elapsed()
             .saturating_mul(WALK_SHARE.saturating_mul(self.company))
-            .max(Duration::from_millis(500));
+            .max(WALK_PAUSE);
         self.next_walk = Instant::now() + pause;
         found.ok().map(|memory| memory.pss_bytes)
     }

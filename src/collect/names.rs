@@ -2,9 +2,10 @@
 
 use super::tree::{NamedFrame, StackNode, Tree};
 use crate::frames::{BlobMemory, CodeInfo, Layout, resolve};
+use foldhash::{HashMap, HashMapExt};
 use pyheap_injector::{ProcessMemory, RemoteAddr};
 use pyheap_protocol::record::{self, MAX_FRAMES};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 

@@ -7,9 +7,10 @@ use super::names::Names;
 use super::threads::Threads;
 use super::tree::{NamedFrame, StackNode};
 use crate::profile::sidecar::DOMAIN_UNKNOWN;
+use foldhash::{HashMap, HashMapExt};
 use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::ring;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -164,7 +165,7 @@ impl Resolver {
         waiting: &AtomicU64,
         damaged: &AtomicBool,
     ) {
-        for chunk in chunks {
+        while let Ok(chunk) = chunks.recv() {
             let bytes = chunk.bytes();
             let mut events = Vec::new();
             if !damaged.load(Ordering::Relaxed) && !self.chunk(chunk, &mut events) {

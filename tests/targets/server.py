@@ -1,6 +1,6 @@
 """An echo server under load, and the load: every byte is checked on both sides.
 
-    python server.py serve                       <- READY {"pid", "port"}
+    python server.py serve [KEEP]                <- READY {"pid", "port"}; it keeps the last KEEP messages
         -> STATUS   <- STATUS {"connections", "bytes", "errors"}       -> EXIT
     python server.py load PORT THREADS           <- READY {"pid"}
         -> STATUS   <- STATUS {"messages", "bytes", "errors"}          -> EXIT (stops, then) <- DONE {...}
@@ -8,6 +8,7 @@
 A message: length (4 bytes), checksum of the payload (4 bytes), payload. The server checks it, builds a list of small
 objects out of the payload (allocations), joins it again and sends it back; the client compares byte by byte.
 """
+import collections
 import hashlib
 import os
 import random
@@ -22,6 +23,7 @@ from protocol import Commands, ready, say  # noqa: E402
 LOCK = threading.Lock()
 COUNT = {"connections": 0, "messages": 0, "bytes": 0, "errors": []}
 STOP = threading.Event()
+KEPT = collections.deque(maxlen=0)
 
 
 def checksum(data):
@@ -55,6 +57,7 @@ def serve_one(sock):
             if checksum(payload) != crc:
                 error("server: bad CRC")
             words = [payload[i:i + 40] for i in range(0, length, 40)]
+            KEPT.append(words)
             # Counted before the client can know of it: whoever has the answer finds it counted.
             with LOCK:
                 COUNT["bytes"] += length
@@ -102,6 +105,8 @@ def main():
     commands = Commands()
     threads = []
     if sys.argv[1] == "serve":
+        global KEPT
+        KEPT = collections.deque(maxlen=int(sys.argv[2]) if len(sys.argv) > 2 else 0)
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", 0))

@@ -4,7 +4,7 @@ use super::choose::{self, Started};
 use super::failure::{Failure, chain, code};
 use super::fleet::Fleet;
 pub use super::recording::stop_signals;
-use super::recording::{Front, Recording, Why, cost, facts, found, micros, stop_and_hangup_signals};
+use super::recording::{Front, Recording, Why, cost, facts, found, micros, nap, stop_and_hangup_signals};
 use super::which::{Long, When, Which};
 use crate::attach::crowd::{Crowd, Selection};
 use crate::attach::preflight;
@@ -423,7 +423,7 @@ impl Front for Progress<'_> {
     }
 
     fn pause(&mut self, time: Duration) {
-        std::thread::sleep(time);
+        nap(time);
         // Reaps a program of ours, so that it does not count as alive.
         let _ = self.program.as_mut().map(|program| program.ended());
     }

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 /// A command line in an audit line.
 const AUDITED_CHARS: usize = 300;
 /// How often we look whether it is time to stop.
-const LOOK: Duration = Duration::from_millis(25);
+const LOOK: Duration = Duration::from_millis(100);
+/// Of the time, this part at most is spent on looking for its children: one in so many.
+const FAMILY_SHARE: u32 = 1000;
 
 /// Sets a flag at SIGINT, SIGTERM and SIGHUP. SIGXFSZ is taken as well: a file size limit is an error of the write, not
 /// a reason to die with hooks in the target.
@@ -82,8 +84,13 @@ pub trait Front {
 
     /// Waits until the next turn: `time` at most.
     fn pause(&mut self, time: Duration) {
-        std::thread::sleep(time);
+        nap(time);
     }
+}
+
+/// Sleeps for so long, or until a signal comes.
+pub fn nap(time: Duration) {
+    let _ = nix::poll::ppoll(&mut [], Some(nix::sys::time::TimeSpec::from(time)), None);
 }
 
 /// Why a recording ended.
@@ -144,7 +151,7 @@ impl Recording {
 
     /// Keeps the recording going until `stop` is set, `duration` is over, `front` has enough, or it has to end.
     pub fn run(&mut self, stop: &AtomicBool, duration: Option<Duration>, front: &mut dyn Front) -> Why {
-        let mut next_second = Duration::ZERO;
+        let (mut next_second, mut next_glance) = (Duration::ZERO, Duration::ZERO);
         loop {
             if stop.load(Ordering::Acquire) {
                 return Why::Asked;
@@ -165,7 +172,10 @@ impl Recording {
                 if let Some(stop) = self.recorder.every_second(&self.session) {
                     return Why::Stop(self.recorder.must_stop(&self.session).unwrap_or(stop));
                 }
-                self.family.look();
+                if elapsed >= next_glance {
+                    self.family.glance();
+                    next_glance = elapsed + (self.recorder.elapsed() - elapsed).saturating_mul(FAMILY_SHARE);
+                }
                 front.second(self);
             }
             if front.turn(self) {
