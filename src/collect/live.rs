@@ -25,12 +25,18 @@ impl Kind {
     pub const OBJ_BUFFER: Self = Self(3);
     /// An object of one of too many types.
     pub const OTHER: Self = Self(4);
-    const NAMES: [&'static str; 5] = [
+    /// A block that native code got from `malloc`.
+    pub const MALLOC_BUFFER: Self = Self(5);
+    /// A mapping.
+    pub const MAPPING: Self = Self(6);
+    const NAMES: [&'static str; 7] = [
         "(unknown)",
         "buffer (raw)",
         "buffer (mem)",
         "buffer (obj)",
         "(one of too many types)",
+        "buffer (malloc)",
+        "mapping (mmap)",
     ];
 
     /// What is known of a block by its domain alone.
@@ -39,6 +45,8 @@ impl Kind {
         match domain {
             domain::RAW => Self::RAW_BUFFER,
             domain::MEM => Self::MEM_BUFFER,
+            domain::MALLOC => Self::MALLOC_BUFFER,
+            domain::MMAP => Self::MAPPING,
             _ => Self::UNKNOWN,
         }
     }

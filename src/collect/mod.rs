@@ -9,6 +9,7 @@ pub mod files;
 pub mod live;
 pub mod memory;
 pub mod names;
+pub mod native_names;
 pub mod period;
 pub mod recorder;
 pub mod resolve;

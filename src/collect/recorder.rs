@@ -348,6 +348,7 @@ impl Recorder {
         if self.heartbeat.is_multiple_of(self.memory_every) {
             self.note_memory();
         }
+        session.look_for_objects();
         self.note_losses(session);
         self.note_kinds();
         self.watch_cost(session);

@@ -214,7 +214,7 @@ impl Resolver {
                         period: entry.period,
                         stack: entry.stack,
                         thread: entry.thread,
-                        domain: (entry.domain & 3) as u8,
+                        domain: (entry.domain & 7) as u8,
                     };
                     let is_new = !model.contains(entry.id);
                     match self.enter(&mut model, at, &found, is_new, events) {
@@ -296,7 +296,7 @@ impl Resolver {
                         period: alloc.period,
                         stack: alloc.stack,
                         thread: alloc.thread,
-                        domain: (alloc.head.flags & 3) as u8,
+                        domain: (alloc.head.flags & 7) as u8,
                     };
                     let is_alive = !self.dead.contains(&alloc.id);
                     if self.enter(&mut model, at, &found, is_alive, events).is_none() {

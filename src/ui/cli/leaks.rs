@@ -12,9 +12,7 @@ use crate::report::leaks::{Facts, OwnCode, Report, Tracker, judge};
 use crate::report::types::{TypeRow, Types};
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units;
-
-/// Names of the allocator domains by their number.
-const DOMAINS: [&str; 3] = ["raw", "mem", "obj"];
+use pyheap_protocol::domain;
 
 /// Say whether a recorded process leaks, where, how fast, and how sure that is.
 ///
@@ -138,7 +136,9 @@ impl Facts for Recorded<'_> {
                 let name = sidecar.threads.get(&origin.thread).cloned();
                 name.unwrap_or_else(|| origin.thread.to_string())
             });
-            let domain = DOMAINS.get(usize::from(origin.domain)).map(|name| (*name).to_owned());
+            let domain = domain::NAMES
+                .get(usize::from(origin.domain))
+                .map(|name| (*name).to_owned());
             Some((domain, thread))
         });
         last.unwrap_or_default()
