@@ -376,7 +376,8 @@ impl Native {
             self.saved.entry(slot.at).or_insert(original);
             return Ok(());
         }
-        if value != original && !self.is_unbound(slot, value, range) {
+        let is_stand_in = || self.stand_in(slot.which) == Some(value);
+        if value != original && !is_stand_in() && !self.is_unbound(slot, value, range) {
             return Ok(());
         }
         if self.saved.is_empty() {
@@ -387,6 +388,12 @@ impl Native {
         self.saved.insert(slot.at, value);
         let _ = self.file.write_all_at(&wrapper.to_le_bytes(), slot.at);
         Ok(())
+    }
+
+    /// What the program has in place of function number `which` for those who take its address: it leads there.
+    fn stand_in(&self, which: usize) -> Option<u64> {
+        self.known()
+            .find_map(|known| known.object.stand_ins.get(which).copied().flatten())
     }
 
     /// Whether a slot leads to the loader, which would find the only definition that there is.
@@ -480,14 +487,22 @@ pub fn restore(memory: &ProcessMemory, identity: &Identity) -> Result<bool, Nati
     let file = open_memory(memory.pid())?;
     for _ in 0..ROUNDS {
         let maps = space::maps(memory.pid())?;
-        let objects = places(&maps)
+        let objects: Vec<Object> = places(&maps)
             .take(MAX_OBJECTS)
-            .filter_map(|(place, name)| Object::read(memory, place.base, name));
+            .filter_map(|(place, name)| Object::read(memory, place.base, name))
+            .collect();
+        let stand_in = |which: usize| {
+            objects
+                .iter()
+                .find_map(|object| object.stand_ins.get(which).copied().flatten())
+        };
         let mut found = false;
-        for slot in objects.flat_map(|object| object.slots) {
+        for slot in objects.iter().flat_map(|object| &object.slots) {
             let value = memory.read_u64(RemoteAddr(slot.at)).unwrap_or(0);
-            let original = shim.wrapped(value).and_then(|which| table.functions.get(which));
-            if let Some(&original) = original {
+            let Some(which) = shim.wrapped(value) else { continue };
+            // A call goes to the function; who takes its address gets that of the program's stand-in.
+            let taken = stand_in(which).filter(|_| slot.lazy.is_none());
+            if let Some(original) = taken.or(table.functions.get(which).copied()) {
                 found |= take_back(memory, &file, &shim, slot.at, original);
             }
         }

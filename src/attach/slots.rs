@@ -57,6 +57,9 @@ pub struct Object {
     pub slots: Vec<Slot>,
     /// Where it defines these functions itself.
     pub defines: [Option<u64>; COUNT],
+    /// Where a program that is not position-independent has its own stand-in for these functions: whoever takes the function's
+    /// address gets that one's.
+    pub stand_ins: [Option<u64>; COUNT],
     /// It is the C library.
     pub is_libc: bool,
 }
@@ -98,12 +101,14 @@ impl Object {
             Some(symbol.address.wrapping_add(bias))
         });
         let dynamic = Dynamic::read(memory, &range, bias)?;
-        let slots = dynamic.slots(memory)?;
+        let mut stand_ins = [None; COUNT];
+        let slots = dynamic.slots(memory, &mut stand_ins)?;
         Some(Self {
             name,
             range,
             slots,
             defines,
+            stand_ins,
             is_libc: symbols.contains_key(OF_LIBC),
         })
     }
@@ -174,7 +179,7 @@ impl Dynamic {
         memory.read_vec(RemoteAddr(address), usize::try_from(len).ok()?).ok()
     }
 
-    fn slots(&self, memory: &ProcessMemory) -> Option<Vec<Slot>> {
+    fn slots(&self, memory: &ProcessMemory, stand_ins: &mut [Option<u64>; COUNT]) -> Option<Vec<Slot>> {
         const X86_64_64: u32 = 1;
         const GLOB_DAT: u32 = 6;
         const JUMP_SLOT: u32 = 7;
@@ -208,15 +213,20 @@ impl Dynamic {
         let names = self.table(memory, self.address(Self::STRINGS)?, self.value(Self::STRING_BYTES)?)?;
         let symbols = (u64::from(last) + 1) * SYMBOL_BYTES;
         let symbols = self.table(memory, self.address(Self::SYMBOLS)?, symbols)?;
-        let slot = |&(at, symbol, lazy): &(u64, u32, Option<u32>)| {
+        let mut slot = |&(at, symbol, lazy): &(u64, u32, Option<u32>)| {
             let symbol = symbols.get(symbol as usize * SYMBOL_BYTES as usize..)?;
+            let is_defined = symbol.get(6..8)? != [0, 0];
+            let value = word(symbol, 8)?;
             let name = u32::from_le_bytes(symbol.get(..4)?.try_into().ok()?);
             let which = which(names.get(name as usize..)?)?;
+            if let (false, 1.., Some(place)) = (is_defined, value, stand_ins.get_mut(which)) {
+                *place = Some(self.bias.wrapping_add(value));
+            }
             let at = self.bias.wrapping_add(at);
             let is_inside = self.range.contains(&at) && at.is_multiple_of(8);
             is_inside.then_some(Slot { at, which, lazy })
         };
-        Some(found.iter().filter_map(slot).collect())
+        Some(found.iter().filter_map(&mut slot).collect())
     }
 }
 

@@ -53,6 +53,13 @@ pub enum Chunk {
         /// Since the start of the recording.
         at: Duration,
     },
+    /// Samples of native memory that were found to be free.
+    Missed {
+        /// Since the start of the recording.
+        at: Duration,
+        /// Their ids.
+        ids: Vec<u64>,
+    },
     /// The live samples, because events were lost.
     Table {
         /// Since the start of the recording.
@@ -75,7 +82,7 @@ impl Chunk {
         match self {
             Self::Records { bytes, .. } => bytes.len() as u64,
             Self::Table { live, .. } => (live.len() * size_of::<Entry>()) as u64,
-            Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. } => 0,
+            Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. } | Self::Missed { .. } => 0,
         }
     }
 }

@@ -160,6 +160,8 @@ pub struct Live {
     pub not_kept: u64,
     /// Estimated bytes and blocks whose allocation was lost in the ring and found in the table later.
     pub found_late: (f64, f64),
+    /// Samples that were found to be free though nobody saw them freed, and that the shim's table still has.
+    pub missed: u64,
 }
 
 impl Live {
@@ -178,6 +180,7 @@ impl Live {
             unresolved: 0,
             not_kept: 0,
             found_late: (0.0, 0.0),
+            missed: 0,
         }
     }
 
@@ -281,6 +284,12 @@ impl Live {
         if let Some(trace) = (trace as usize).checked_sub(1).and_then(|at| self.traces.get_mut(at)) {
             trace.live.add(size, self.period, sign);
         }
+    }
+
+    /// The live samples of native memory, by id.
+    pub fn native_samples(&self) -> impl Iterator<Item = (u64, &Sample)> {
+        let samples = self.samples.iter().map(|(&id, sample)| (id, sample));
+        samples.filter(|(_, sample)| matches!(sample.kind, Kind::MALLOC_BUFFER | Kind::MAPPING))
     }
 
     /// Ids of all live samples.

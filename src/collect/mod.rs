@@ -8,6 +8,7 @@ pub mod drain;
 pub mod files;
 pub mod live;
 pub mod memory;
+pub mod missed;
 pub mod names;
 pub mod native_names;
 pub mod period;

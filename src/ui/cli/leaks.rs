@@ -8,7 +8,7 @@ use crate::profile::model::StackFrame;
 use crate::profile::reader::{ReadError, Reader};
 use crate::report::leaks::memory::Limit;
 use crate::report::leaks::render::{Detail, headline, render};
-use crate::report::leaks::{Facts, OwnCode, Report, Tracker, judge};
+use crate::report::leaks::{Facts, Overall, OwnCode, Report, Tracker, judge};
 use crate::report::types::{TypeRow, Types};
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units;
@@ -106,6 +106,17 @@ pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Rep
         types: Types::of(reader),
     };
     let mut report = judge(&mut tracker, elapsed, &facts, limit);
+    if report.verdict == Overall::Native {
+        let domains = reader.sidecar().map(|sidecar| &sidecar.header.facts.domains);
+        let malloc = domain::NAMES[usize::from(domain::MALLOC)];
+        report.notes.push(
+            if domains.is_some_and(|domains| domains.iter().any(|name| name == malloc)) {
+                "what --native does not see is listed in docs/native.md".to_owned()
+            } else {
+                "record with --native to see which lines the memory of native code belongs to".to_owned()
+            },
+        );
+    }
     if let Some(sidecar) = reader.sidecar().filter(|sidecar| !sidecar.losses.is_empty()) {
         let losses = crate::report::info::describe_losses(&sidecar.losses);
         report.notes.push(format!("lost while recording: {losses}"));

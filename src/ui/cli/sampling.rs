@@ -136,6 +136,21 @@ impl Args {
         words.into_iter().chain(named).collect()
     }
 
+    /// Says what is wrong with them together.
+    ///
+    /// # Errors
+    /// When a domain is named that needs `--native`.
+    pub fn check(&self) -> Result<(), String> {
+        let native = self.domains.iter().find(|&domain| domain::NATIVE >> domain & 1 == 1);
+        match native {
+            Some(&domain) if !self.native => {
+                let name = domain::NAMES[usize::from(domain)];
+                Err(format!("the domain {name} is recorded with --native only"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A bit per domain that is recorded.
     #[must_use]
     pub fn domains(&self) -> u8 {
@@ -207,6 +222,23 @@ mod tests {
         assert!(parse_percent("0").is_err() && parse_percent("inf").is_err() && parse_percent("-1%").is_err());
         assert_eq!((parse_domain("raw"), parse_domain("obj")), (Ok(0), Ok(2)));
         assert!(parse_domain("heap").is_err());
+        assert!(parse_mapping("64KiB").is_ok() && parse_mapping("1").is_err());
+        let with = |native, domains| Args {
+            native,
+            domains,
+            ..Args::default()
+        };
+        assert_eq!(
+            (
+                with(false, vec![0, 1, 2]).domains(),
+                with(true, vec![0, 1, 2]).domains()
+            ),
+            (7, 31)
+        );
+        assert_eq!(
+            (with(true, vec![3]).domains(), with(false, vec![3]).check().is_err()),
+            (8, true)
+        );
         assert_eq!(parse_ring("1MiB"), Ok(1 << 20));
         assert!(parse_ring("1000000").is_err() && parse_ring("128KiB").is_err());
     }
