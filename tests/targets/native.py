@@ -1,17 +1,20 @@
 """Sites in native code of known size and number.
 
-    python native.py LIBRARY [SCALE]
+    python native.py LIBRARY [SCALE [COPY.so]]
 
     -> GO           allocate everything, once         <- TRUTH {"sites": {...}}
     -> FREE         give everything back              <- TRUTH {"sites": {}}
     -> CHURN N      N rounds of malloc and free       <- DONE {}
+    -> ELSEWHERE    free every other block of site_calloc by a pointer that the loader was asked for  <- DONE {}
+    -> LOOP         load and unload COPY.so all the time, in a thread of its own; again: end that   <- DONE {"loads"}
     -> COPY         copy malloc's address             <- DONE {}
     -> USE          call what was copied              <- DONE {}
     -> EXIT
 
-LIBRARY is native.c. TRUTH's sites are as in accuracy.py, with "domain" and "native", the function in the library. Half of the sites
+LIBRARY is native.c, COPY.so a copy of it. TRUTH's sites are as in accuracy.py, with "domain" and "native", the function in the library. Half of the sites
 are called with the GIL, half without; site_threads by eight threads at once, without.
 """
+import _ctypes
 import ctypes
 import os
 import sys
@@ -98,6 +101,28 @@ def give_back():
     SITES.clear()
 
 
+def free_elsewhere():
+    out, native, size, unmap = SITES["site_calloc"]
+    free = ctypes.CDLL(None).free
+    for at in range(0, len(out), 2):
+        free(ctypes.c_void_p(out[at]))
+        out[at] = None
+
+
+class Loop(threading.Thread):
+    def __init__(self):
+        super().__init__()
+        self.loads = 0
+        self.ended = False
+
+    def run(self):
+        while not self.ended:
+            library = ctypes.CDLL(sys.argv[3])
+            library.churn(ctypes.c_long(3), ctypes.c_size_t(50))
+            _ctypes.dlclose(library._handle)
+            self.loads += 1
+
+
 def truth():
     lines = {}
     with open(HERE) as f:
@@ -112,6 +137,7 @@ def truth():
 
 def main():
     commands = Commands()
+    loop = None
     ready()
     while True:
         command, *rest = commands.next().split()
@@ -131,7 +157,15 @@ def main():
                 WITHOUT.copy_address()
             elif command == "USE":
                 WITHOUT.use_copy()
-            say("DONE", {})
+            elif command == "ELSEWHERE":
+                free_elsewhere()
+            elif command == "LOOP" and loop is None:
+                loop = Loop()
+                loop.start()
+            elif command == "LOOP":
+                loop.ended = True
+                loop.join()
+            say("DONE", {"loads": loop.loads if loop else 0})
 
 
 main()
