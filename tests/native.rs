@@ -188,7 +188,11 @@ fn every_byte_is_counted_once_at_period_one() {
         let dir = scratch();
         let base = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
         let mut target = start(interpreter, library, "0.01");
-        let recording = pyheap::record(target.pid, &base("all"), &["--native", "--period", "1"]);
+        let recording = pyheap::record(
+            target.pid,
+            &base("all"),
+            &["--native", "--period", "1", "--ring-size", "16MiB"],
+        );
         let truth = target.ask("GO", "TRUTH");
         recording.interrupt();
         // Threads that allocate at once may have to leave out some.
@@ -197,7 +201,11 @@ fn every_byte_is_counted_once_at_period_one() {
             let wanted = (facts["bytes"].as_f64(), facts["count"].as_f64());
             assert_eq!((Some(bytes), Some(blocks)), wanted, "{}: {site}", interpreter.name);
         }
-        let recording = pyheap::record(target.pid, &base("none"), &["--native", "--period", "1"]);
+        let recording = pyheap::record(
+            target.pid,
+            &base("none"),
+            &["--native", "--period", "1", "--ring-size", "16MiB"],
+        );
         let again = target.ask("GO", "TRUTH");
         target.ask("FREE", "TRUTH");
         recording.interrupt();
@@ -245,7 +253,7 @@ fn missed_frees_are_found_and_said() {
         );
         pyheap::run(["info", &base])
             .expect_code(0)
-            .expect_stdout("frees missed");
+            .expect_stdout("frees_missed");
         target.exit_cleanly();
     });
 }
@@ -360,7 +368,11 @@ fn preloaded_allocators_are_followed() {
         command.env("LD_PRELOAD", allocator);
         let mut target = Target::start_command(command, allocator);
         let before = slots(target.pid);
-        let recording = pyheap::record(target.pid, &base, &["--native", "--period", "1", "-v"]);
+        let recording = pyheap::record(
+            target.pid,
+            &base,
+            &["--native", "--period", "1", "--ring-size", "16MiB", "-v"],
+        );
         let truth = target.ask("GO", "TRUTH");
         let name = Path::new(allocator)
             .file_stem()
