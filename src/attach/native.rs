@@ -550,7 +550,7 @@ pub fn is_held(memory: &ProcessMemory, identity: &Identity) -> bool {
         while at < end {
             let next = (at + PAGES_AT_ONCE * PAGE).min(end);
             let there = present.as_ref().ok().and_then(|file| pages_there(file, at, next));
-            let runs = there.unwrap_or_else(|| vec![at..next]);
+            let runs = there.unwrap_or_else(|| std::iter::once(at..next).collect());
             if runs.into_iter().any(&mut holds) {
                 return true;
             }

@@ -76,8 +76,8 @@ impl MissedFrees {
         // Suspects again, and then on from where the last look ended.
         blocks.sort_unstable_by_key(|block| (!self.suspects.contains(&block.id), block.id <= self.last, block.id));
         blocks.truncate(AT_ONCE);
-        let others = blocks.iter().filter(|block| !self.suspects.contains(&block.id));
-        self.last = others.map(|block| block.id).last().unwrap_or(0);
+        let mut others = blocks.iter().filter(|block| !self.suspects.contains(&block.id));
+        self.last = others.next_back().map_or(0, |block| block.id);
         self.judge(&blocks)
     }
 

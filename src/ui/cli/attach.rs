@@ -1,7 +1,7 @@
 //! `pyheap attach`: what grows, live.
 
 use super::choose;
-use super::failure::Failure;
+use super::failure::{Failure, code};
 use super::recording::{Front, Recording, Why, cost, found, stop_signals, stop_time};
 use crate::attach::cgroup::MemoryCgroup;
 use crate::attach::process::MemoryUse;
@@ -92,6 +92,7 @@ pub struct Args {
 /// # Errors
 /// With the exit codes of `pyheap record`.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    args.sampling.check().map_err(|text| Failure::new(code::USAGE, text))?;
     let stop = stop_signals()?;
     let target = choose::target(args.process)?;
     let pid = target.facts.id.pid;

@@ -107,15 +107,12 @@ pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Rep
     };
     let mut report = judge(&mut tracker, elapsed, &facts, limit);
     if report.verdict == Overall::Native {
-        let domains = reader.sidecar().map(|sidecar| &sidecar.header.facts.domains);
-        let malloc = domain::NAMES[usize::from(domain::MALLOC)];
-        report.notes.push(
-            if domains.is_some_and(|domains| domains.iter().any(|name| name == malloc)) {
-                "what --native does not see is listed in docs/native.md".to_owned()
-            } else {
-                "record with --native to see which lines the memory of native code belongs to".to_owned()
-            },
-        );
+        let text = if facts.has_native() {
+            "what --native does not see is listed in docs/native.md"
+        } else {
+            "record with --native to see which lines the memory of native code belongs to"
+        };
+        report.notes.push(text.to_owned());
     }
     if let Some(sidecar) = reader.sidecar().filter(|sidecar| !sidecar.losses.is_empty()) {
         let losses = crate::report::info::describe_losses(&sidecar.losses);
@@ -133,6 +130,12 @@ struct Recorded<'a> {
 impl Facts for Recorded<'_> {
     fn frames(&self, trace: u32) -> Vec<StackFrame<'_>> {
         self.reader.frames(trace).unwrap_or_default()
+    }
+
+    fn has_native(&self) -> bool {
+        let domains = self.reader.sidecar().map(|sidecar| &sidecar.header.facts.domains);
+        let malloc = domain::NAMES[usize::from(domain::MALLOC)];
+        domains.is_some_and(|domains| domains.iter().any(|name| name == malloc))
     }
 
     fn types(&self, traces: &[u32]) -> Vec<TypeRow> {
