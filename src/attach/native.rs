@@ -25,6 +25,9 @@ use zerocopy::FromBytes;
 
 /// Objects that are looked at, at most.
 const MAX_OBJECTS: usize = 4096;
+/// Slots that get a wrapper, at most, and files that are remembered as unloaded: after those nothing new is touched.
+const MAX_SLOTS: usize = 1 << 16;
+const MAX_UNLOADED: usize = 1 << 14;
 /// Pause between the two looks at the beginning.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// Looks at an object after which it counts as there to stay.
@@ -262,6 +265,7 @@ impl Native {
             || self.python.iter().any(|&function| holds(function))
             || is_allocator
             || self.unloaded.contains(&place.file)
+            || self.unloaded.len() >= MAX_UNLOADED
     }
 
     /// Finds the functions that are not known yet, and tells the shim.
@@ -377,6 +381,9 @@ impl Native {
             return Ok(());
         }
         let is_stand_in = || self.stand_in(slot.which) == Some(value);
+        if self.saved.len() >= MAX_SLOTS {
+            return Ok(());
+        }
         if value != original && !is_stand_in() && !self.is_unbound(slot, value, range) {
             return Ok(());
         }

@@ -14,7 +14,9 @@ use std::ops::Range;
 use std::path::Path;
 
 /// Most bytes of relocations, names or symbols that are read of one object.
-const MAX_TABLE_BYTES: u64 = 256 << 20;
+const MAX_TABLE_BYTES: u64 = 64 << 20;
+/// Most slots of one object: there is one a function, and a few in tables.
+const MAX_SLOTS: usize = 1024;
 /// No dynamic section has more entries.
 const MAX_ENTRIES: usize = 1024;
 /// Bytes of a relocation with addend, and of a symbol.
@@ -226,7 +228,7 @@ impl Dynamic {
             let is_inside = self.range.contains(&at) && at.is_multiple_of(8);
             is_inside.then_some(Slot { at, which, lazy })
         };
-        Some(found.iter().filter_map(&mut slot).collect())
+        Some(found.iter().filter_map(&mut slot).take(MAX_SLOTS).collect())
     }
 }
 
