@@ -69,6 +69,9 @@ pub enum Inert {
     /// Another tool (tracemalloc, for example) has saved pointers to our wrappers and may put them back.
     #[error("another tool holds pointers to our wrappers ({0:#x})")]
     Foreign(u64),
+    /// Memory of the target holds addresses of our wrappers of the C library's functions.
+    #[error("a library has copied the address of a wrapper")]
+    Held,
     /// A thread was inside for too long.
     #[error("a thread was still inside")]
     Busy,
@@ -87,7 +90,7 @@ enum Depth {
 }
 
 /// Takes a region of ours out of `pid`. `verify` re-reads the interpreter's allocators: true if none of them points into
-/// the given range.
+/// the given range. `held`, where there are wrappers elsewhere too, looks for their addresses: true if somebody may still call one.
 ///
 /// # Errors
 /// See [`CureError`]; the region can be cured again later.
@@ -96,8 +99,9 @@ pub fn cure(
     found: &Found,
     silent_since: Option<Instant>,
     verify: impl Fn(&std::ops::Range<u64>) -> bool,
+    held: Option<&dyn Fn() -> bool>,
 ) -> Result<Cure, CureError> {
-    take_out(pid, found, Depth::Gone { silent_since }, verify)
+    take_out(pid, found, Depth::Gone { silent_since }, verify, held)
 }
 
 /// Only puts the originals back, if our wrappers are installed; a region without them is cured. Quick, where the proof that
@@ -105,8 +109,13 @@ pub fn cure(
 ///
 /// # Errors
 /// See [`CureError`].
-pub fn silence(pid: i32, found: &Found, verify: impl Fn(&std::ops::Range<u64>) -> bool) -> Result<Cure, CureError> {
-    take_out(pid, found, Depth::Silent, verify)
+pub fn silence(
+    pid: i32,
+    found: &Found,
+    verify: impl Fn(&std::ops::Range<u64>) -> bool,
+    held: Option<&dyn Fn() -> bool>,
+) -> Result<Cure, CureError> {
+    take_out(pid, found, Depth::Silent, verify, held)
 }
 
 fn take_out(
@@ -114,6 +123,7 @@ fn take_out(
     found: &Found,
     depth: Depth,
     verify: impl Fn(&std::ops::Range<u64>) -> bool,
+    held: Option<&dyn Fn() -> bool>,
 ) -> Result<Cure, CureError> {
     let memory = ProcessMemory::new(pid);
     let mut hijacks = Vec::new();
@@ -172,17 +182,23 @@ fn take_out(
             }
         }
         let rounds: &[bool] = match silent_since {
-            Some(_) => &[false, false, true],
-            None => &[false, false],
+            None if held.is_none() => &[false, false],
+            _ => &[false, false, true],
         };
         for &settle in rounds {
             if settle {
-                let settled = silent_since.map_or(SETTLE, |since| since.elapsed());
+                let settled = silent_since.map_or(Duration::ZERO, |since| since.elapsed());
                 std::thread::sleep(SETTLE.saturating_sub(settled));
             }
             if silent_since.is_some() && !verify(&text) {
                 return Ok(Cure::Inert {
                     why: Inert::Foreign(0),
+                    hijacks,
+                });
+            }
+            if settle && held.is_some_and(|held| held()) {
+                return Ok(Cure::Inert {
+                    why: Inert::Held,
                     hijacks,
                 });
             }

@@ -76,8 +76,73 @@ pub struct ShimHeader {
     /// The wrappers `[malloc, calloc, realloc, free]`: raw; then mem and obj over pymalloc, over anything, over an allocator
     /// that serves them by itself.
     pub wrappers: [[u64; 4]; 7],
+    /// Address of the [`Native`].
+    pub native: u64,
+    /// The wrappers of the C library's functions, in the order of [`native::NAMES`].
+    pub native_wrappers: [u64; native::COUNT],
 }
-const _: () = assert!(size_of::<ShimHeader>() == 288);
+const _: () = assert!(size_of::<ShimHeader>() == 288 + 8 + 8 * native::COUNT);
+
+/// The functions of the C library that have wrappers.
+pub mod native {
+    /// Their number.
+    pub const COUNT: usize = 13;
+    /// Their names; the wrapper of a function is known by its place here.
+    pub const NAMES: [&str; COUNT] = [
+        "malloc",
+        "calloc",
+        "realloc",
+        "free",
+        "posix_memalign",
+        "aligned_alloc",
+        "memalign",
+        "valloc",
+        "pvalloc",
+        "reallocarray",
+        "mmap",
+        "munmap",
+        "mremap",
+    ];
+    /// The first that is about mappings.
+    pub const FIRST_MAPPING: usize = MMAP;
+    /// `malloc`
+    pub const MALLOC: usize = 0;
+    /// `calloc`
+    pub const CALLOC: usize = 1;
+    /// `realloc`
+    pub const REALLOC: usize = 2;
+    /// `free`
+    pub const FREE: usize = 3;
+    /// `posix_memalign`
+    pub const POSIX_MEMALIGN: usize = 4;
+    /// `aligned_alloc`
+    pub const ALIGNED_ALLOC: usize = 5;
+    /// `memalign`
+    pub const MEMALIGN: usize = 6;
+    /// `valloc`
+    pub const VALLOC: usize = 7;
+    /// `pvalloc`
+    pub const PVALLOC: usize = 8;
+    /// `reallocarray`
+    pub const REALLOCARRAY: usize = 9;
+    /// `mmap`
+    pub const MMAP: usize = 10;
+    /// `munmap`
+    pub const MUNMAP: usize = 11;
+    /// `mremap`
+    pub const MREMAP: usize = 12;
+}
+
+/// What the wrappers of the C library's functions pass on to. Written by the host before it puts any of them into place; on
+/// an ordinary page, which a forked child keeps.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Native {
+    /// The functions themselves; 1 where the process has none that is covered.
+    pub functions: [u64; native::COUNT],
+    /// 1 once the host has begun to put wrappers into place.
+    pub used: u64,
+}
 
 /// One `PyMemAllocatorEx` of CPython.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -436,8 +501,10 @@ pub struct Control {
     pub deferred: [u64; DEFERRED],
     /// Keeps what follows aligned.
     pub config: Config,
+    /// Mappings of so many bytes and more are counted. Written by the host.
+    pub mmap_threshold: u64,
     /// Nothing; makes the struct whole pages together with what follows.
-    pub reserved7: [u64; 10],
+    pub reserved7: [u64; 9],
     /// Per-thread slots.
     pub slots: [Slot; SLOTS],
     /// How many live samples have an address in each 256 bytes of memory (every 16 MiB share a cell; 255 = as many or more,

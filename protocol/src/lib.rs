@@ -26,11 +26,11 @@ pub mod thin;
 
 pub use addr::RemoteAddr;
 pub use control::{
-    Config, Control, Counters, Doubled, Identity, Mode, Originals, PyLayout, ShimHeader, Slot, StartStatus,
+    Config, Control, Counters, Doubled, Identity, Mode, Native, Originals, PyLayout, ShimHeader, Slot, StartStatus,
 };
 
 /// Version of everything in this crate.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// The oldest version that follows the rules above.
 pub const OLDEST_CURABLE: u32 = 2;
@@ -42,7 +42,10 @@ pub const IDENTITY_MAGIC: [u8; 16] = *b"pyheap region 1\n";
 /// [`IDENTITY_MAGIC`], so that a region which was mapped and then abandoned (the command was killed) is found, too.
 pub const MAPPED_NONCE: u64 = u64::from_le_bytes(*b"pyheap r");
 
-/// Allocator domains of CPython, as `PyMemAllocatorDomain` numbers them.
+/// The first version whose shim has wrappers of the C library's functions.
+pub const FIRST_NATIVE: u32 = 4;
+
+/// Allocator domains: those of CPython, as `PyMemAllocatorDomain` numbers them, and what passes them by.
 pub mod domain {
     /// `PYMEM_DOMAIN_RAW`
     pub const RAW: u8 = 0;
@@ -50,6 +53,14 @@ pub mod domain {
     pub const MEM: u8 = 1;
     /// `PYMEM_DOMAIN_OBJ`
     pub const OBJ: u8 = 2;
+    /// The C library's `malloc` and its like, called by anything but the interpreter.
+    pub const MALLOC: u8 = 3;
+    /// Large anonymous mappings.
+    pub const MMAP: u8 = 4;
     /// Their names, by number.
-    pub const NAMES: [&str; 3] = ["raw", "mem", "obj"];
+    pub const NAMES: [&str; 5] = ["raw", "mem", "obj", "malloc", "mmap"];
+    /// A bit for each of CPython's.
+    pub const PYTHON: u8 = 0b00111;
+    /// A bit for each of the others.
+    pub const NATIVE: u8 = 0b11000;
 }

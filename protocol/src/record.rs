@@ -31,6 +31,8 @@ pub const MAX_STRING_BYTES: usize = 16 * 1024 + 128;
 pub const MAX_LINETABLE_BYTES: usize = 64 * 1024;
 /// In place of a frame's instruction: it could not be told. (No code object is so long.)
 pub const UNKNOWN_INSTRUCTION: i32 = i32::MAX;
+/// Flag of a [`Stack`]: its first frame is an address in native code, that of the instruction after the call.
+pub const NATIVE_FIRST: u16 = 4;
 /// Most segments in a [`Code`] record.
 pub const MAX_SEGMENTS: usize = 8;
 /// Upper bound for any record's length.
@@ -85,7 +87,7 @@ const _: () = assert!(size_of::<Free>() == 16);
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Stack {
-    /// Kind STACK; flags bit 0: cut in the middle, bit 1: cut at the outer end as well.
+    /// Kind STACK; flags bit 0: cut in the middle, bit 1: cut at the outer end as well, [`NATIVE_FIRST`].
     pub head: Head,
     /// Its id.
     pub id: u64,

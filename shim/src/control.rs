@@ -1,11 +1,13 @@
 //! The image's header, and the two routines that the host runs by hijack: start and stop.
 
 use crate::hooks;
+use crate::native::{self, NATIVE};
 use crate::sampler;
 use crate::state::{CONTROL, ORIGINALS, Wiped, config, control, half, original, set_original};
 use crate::sys::{self, madvise};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};
+use pyheap_protocol::control::native as native_functions;
 use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, ShimHeader, StartStatus};
 use pyheap_protocol::{IDENTITY_MAGIC, PROTOCOL};
 
@@ -23,11 +25,14 @@ pub struct Header {
     start: extern "C" fn(),
     stop: extern "C" fn(),
     wrappers: [[Code; 4]; 7],
+    native: *const native::Kept,
+    native_wrappers: [Code; native_functions::COUNT],
 }
 // SAFETY: never written.
 unsafe impl Sync for Header {}
 const _: () = assert!(size_of::<Header>() == size_of::<ShimHeader>());
 const _: () = assert!(offset_of!(Header, wrappers) == offset_of!(ShimHeader, wrappers));
+const _: () = assert!(offset_of!(Header, native) == offset_of!(ShimHeader, native));
 
 /// The only symbol of the image.
 #[unsafe(no_mangle)]
@@ -49,6 +54,8 @@ pub static pyheap_shim: Header = Header {
         hooks::FLAT_MEM,
         hooks::FLAT_OBJ,
     ],
+    native: &raw const NATIVE,
+    native_wrappers: native::WRAPPERS,
 };
 
 /// `PyMem_GetAllocator` and `PyMem_SetAllocator`.

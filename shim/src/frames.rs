@@ -10,7 +10,8 @@ use crate::state::{bump, config, control, layout};
 use core::sync::atomic::Ordering;
 use pyheap_protocol::PyLayout;
 use pyheap_protocol::record::{
-    Code, Head, MAX_FRAMES, MAX_LINETABLE_BYTES, MAX_STRING_BYTES, MAX_WALK, Segment, Stack, UNKNOWN_INSTRUCTION, kind,
+    Code, Head, MAX_FRAMES, MAX_LINETABLE_BYTES, MAX_STRING_BYTES, MAX_WALK, NATIVE_FIRST, Segment, Stack,
+    UNKNOWN_INSTRUCTION, kind,
 };
 use pyheap_protocol::table::{KnownCode, KnownStack};
 
@@ -37,8 +38,9 @@ unsafe fn peek<T: Copy>(base: u64, offset: u64) -> T {
     unsafe { (base.wrapping_add(offset) as *const T).read_unaligned() }
 }
 
-/// The current thread's state, or the one it has put aside while it runs without the GIL; 0 if it has none.
-fn thread_state(thread: u64) -> u64 {
+/// The current thread's state, or the one it has put aside while it runs without the GIL; 0 if it has none. `without_gil`: the thread
+/// may be without the GIL.
+fn thread_state(thread: u64, without_gil: bool) -> u64 {
     let own = layout!(own_tstate) as u32;
     if own != PyLayout::ABSENT {
         // SAFETY: the host has found that every thread of the interpreter keeps its state at this distance: in its control
@@ -48,7 +50,15 @@ fn thread_state(thread: u64) -> u64 {
         let is_own = plausible(state) && unsafe { peek::<u64>(state, layout!(tstate_thread_id)) } == thread;
         return if is_own { state } else { 0 };
     }
-    let mut functions = [config!(current_tstate), config!(gilstate_tstate)].into_iter();
+    // Up to 3.11 the first one gives the state of whoever holds the GIL. That may be freed while we look at it, so a thread
+    // that may not be the holder does not ask.
+    const FIRST_OF_ITS_OWN: u64 = 12 << 8;
+    let current = if without_gil && layout!(version) < FIRST_OF_ITS_OWN {
+        0
+    } else {
+        config!(current_tstate)
+    };
+    let mut functions = [current, config!(gilstate_tstate)].into_iter();
     functions
         .find_map(|function| {
             if function == 0 {
@@ -127,21 +137,29 @@ unsafe fn bytecode(state: u64, frame: u64, code: u64) -> Option<u64> {
     mappable(start).then_some(start)
 }
 
-/// Walks the calling thread's frames into the scratch area, innermost first, and announces code objects not seen before.
+/// Walks the calling thread's frames into the scratch area, innermost first, and announces code objects not seen before. Inside
+/// of them stands `caller`, an address in native code, if it is not 0.
 /// A stack deeper than [`MAX_FRAMES`] keeps its inner and its outer half.
-fn walk(thread: u64) -> Option<Walk> {
+fn walk(thread: u64, caller: u64) -> Option<Walk> {
     const HALF: usize = MAX_FRAMES / 2;
-    let state = thread_state(thread);
+    let is_native = caller != 0;
+    let mut depth = 0;
+    if is_native {
+        // SAFETY: `scratch` stays within the scratch area, which only the holder of the lock writes.
+        unsafe { scratch(0).write(caller) };
+        depth = 1;
+    }
+    let native = if is_native { NATIVE_FIRST } else { 0 };
+    let state = thread_state(thread, is_native);
     if state == 0 {
         return Some(Walk {
-            frames: 0,
-            depth: 0,
-            flags: 0,
+            frames: depth,
+            depth,
+            flags: native,
         });
     }
     let objects = layout!(walk) == u64::from(PyLayout::WALK_FRAME_OBJECTS);
     let mut frame = innermost(state);
-    let mut depth = 0;
     let mut steps = 0;
     while plausible(frame) && steps < MAX_WALK {
         steps += 1;
@@ -178,7 +196,7 @@ fn walk(thread: u64) -> Option<Walk> {
         }
         frame = back;
     }
-    let mut flags = 0;
+    let mut flags = native;
     if depth > MAX_FRAMES {
         flags |= 1;
         bump!(deep_stacks);
@@ -509,15 +527,17 @@ fn announce_code(code: u64, id: u64, replaces: u64) -> bool {
 }
 
 /// The id of the calling thread's stack, announced in the ring at first sight; 0 when the ring is full.
-pub fn stack_id(thread: u64) -> u64 {
-    let Some(walk) = walk(thread) else {
+/// `caller`: see [`walk`].
+pub fn stack_id(thread: u64, caller: u64) -> u64 {
+    let Some(walk) = walk(thread, caller) else {
         bump!(lost_stacks);
         return 0;
     };
-    if walk.frames == 0 {
+    if walk.depth <= usize::from(caller != 0) {
         bump!(no_python);
     }
-    let (mut hash1, mut hash2) = (walk.depth as u64 ^ 0x5851_F42D_4C95_7F2D, !(walk.depth as u64));
+    let seed = (walk.depth as u64) << 1 | u64::from(caller != 0);
+    let (mut hash1, mut hash2) = (seed ^ 0x5851_F42D_4C95_7F2D, !seed);
     for at in 0..walk.frames {
         // SAFETY: within the scratch area, written by the walk.
         let frame = unsafe { scratch(at).read() };

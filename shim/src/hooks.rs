@@ -113,10 +113,11 @@ fn original_realloc(domain: u8) -> Realloc {
 }
 
 /// Counts a call that will return into this text, for as long as it lives.
-struct InFlight;
+pub struct InFlight;
 
 impl InFlight {
-    fn new() -> Self {
+    /// From now on.
+    pub fn new() -> Self {
         control!(inflight).fetch_add(1, Ordering::AcqRel);
         Self
     }
@@ -140,7 +141,7 @@ fn find_slot(thread: u64) -> Option<&'static SlotWords> {
 
 /// The calling thread's slot. When all four places are taken, one is taken over: the process of marks has no memory, so
 /// whoever loses its slot simply draws anew.
-fn my_slot(thread: u64) -> &'static SlotWords {
+pub fn my_slot(thread: u64) -> &'static SlotWords {
     match find_slot(thread) {
         Some(mine) => mine,
         None => claim_slot(thread),
@@ -181,7 +182,7 @@ fn claim_slot(thread: u64) -> &'static SlotWords {
 
 /// Takes `size` off the thread's stream. When that passed a mark: the period under which the distance was drawn.
 #[inline(always)]
-fn takes_mark(mine: &SlotWords, size: usize) -> Option<u64> {
+pub fn takes_mark(mine: &SlotWords, size: usize) -> Option<u64> {
     let left = mine.countdown.load(Ordering::Relaxed).wrapping_sub(size as i64);
     if left > 0 {
         mine.countdown.store(left, Ordering::Relaxed);
@@ -200,7 +201,7 @@ fn redraw(mine: &SlotWords) -> Option<u64> {
 
 /// Whether a request of `size` bytes that has left the fast path passed a mark. The fast path has taken the size off
 /// already if the thread has a slot.
-fn passed_mark(thread: u64, size: usize) -> Option<u64> {
+pub fn passed_mark(thread: u64, size: usize) -> Option<u64> {
     match find_slot(thread) {
         Some(mine) if mine.countdown.load(Ordering::Relaxed) > 0 => None,
         Some(mine) => redraw(mine),
@@ -291,6 +292,8 @@ macro_rules! other_places {
         )
     };
 }
+
+pub(crate) use {find_slot as find_slot_code, other_places};
 
 /// The wrappers of a domain whose requests are taken off the thread's own stream. `$odd` is what `realloc` asks about a
 /// request that may have been counted elsewhere.
@@ -480,7 +483,8 @@ free_wrapper!(raw_free, RAW_DOMAIN);
 free_wrapper!(mem_free, MEM);
 free_wrapper!(obj_free, OBJ);
 
-extern "C" fn freed(block: u64) {
+/// The block is about to be freed; its filter says that it may be a sample.
+pub extern "C" fn freed(block: u64) {
     if live::may_have(block) {
         let _in = InFlight::new();
         sample::leave(block, thread());

@@ -27,6 +27,7 @@ mod hooks;
 mod live;
 #[cfg(not(test))]
 mod mem;
+mod native;
 mod ring;
 mod sample;
 mod sampler;

@@ -1,5 +1,6 @@
 //! The lock, and what is done under it: entering a sample, taking one out.
 
+pub use crate::live::Sample as Left;
 use crate::live::Sample;
 use crate::state::{add, bump, cell, config, control, count, word};
 use crate::sys::number;
@@ -66,6 +67,12 @@ fn is_finalizing() -> bool {
 /// Enters a freshly allocated block of `size` bytes (as asked for) as a sample, which was picked under `period`.
 #[inline(never)]
 pub fn enter(address: u64, size: u64, domain: u8, thread: u64, period: u64) {
+    enter_from(address, size, domain, thread, period, 0);
+}
+
+/// The same, for native code that was called from `caller`, if that is not 0.
+#[inline(never)]
+pub fn enter_from(address: u64, size: u64, domain: u8, thread: u64, period: u64, caller: u64) {
     if is_finalizing() {
         return;
     }
@@ -87,7 +94,7 @@ pub fn enter(address: u64, size: u64, domain: u8, thread: u64, period: u64) {
         bump!(missed_frees);
     }
     adopt_period();
-    let stack = frames::stack_id(thread);
+    let stack = frames::stack_id(thread, caller);
     put_in(
         address,
         Sample {

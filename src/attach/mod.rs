@@ -18,6 +18,7 @@ pub mod frozen;
 pub mod headroom;
 pub mod interpreter;
 pub mod module;
+pub mod native;
 mod own_state;
 pub mod place;
 pub mod preflight;
@@ -25,6 +26,7 @@ pub mod privileges;
 pub mod process;
 pub mod rooted;
 pub mod session;
+pub mod slots;
 pub mod symbols;
 pub mod thread_number;
 

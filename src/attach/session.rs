@@ -6,6 +6,7 @@
 
 use super::frozen;
 use super::interpreter::Interpreter;
+use super::native::{self, Coverage, Native, NativeError};
 use super::preflight::Target;
 use super::process::ProcessId;
 use super::thread_number;
@@ -19,11 +20,13 @@ use pyheap_injector::image::ImageError;
 use pyheap_injector::infect::{self, Found, Owner};
 use pyheap_injector::region::{Plan, Sizes};
 use pyheap_injector::{Image, InfectError, Infection, MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
-use pyheap_protocol::control::{Allocator, Config, Control, Identity, Mode, PyLayout, ShimHeader, StartStatus};
+use pyheap_protocol::control::{
+    Allocator, Config, Control, Identity, Mode, Originals, PyLayout, ShimHeader, StartStatus,
+};
 use pyheap_protocol::{OLDEST_CURABLE, domain};
 use std::mem::offset_of;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -75,6 +78,8 @@ pub struct Options {
     pub sizes: Sizes,
     /// Also where the interpreter's remote debugging is switched off.
     pub even_if_disabled: bool,
+    /// Also what other objects than the interpreter get from the C library, and mappings of so many bytes and more.
+    pub native: Option<u64>,
 }
 
 impl Default for Options {
@@ -84,6 +89,7 @@ impl Default for Options {
             domains: 7,
             sizes: Sizes::default(),
             even_if_disabled: false,
+            native: None,
         }
     }
 }
@@ -181,6 +187,15 @@ pub enum AttachError {
         #[source]
         source: MemoryError,
     },
+    /// The C library's functions could not be wrapped.
+    #[error("cannot see what native code allocates in process {pid}; without --native it can be recorded")]
+    Native {
+        /// The target.
+        pid: i32,
+        /// Why.
+        #[source]
+        source: NativeError,
+    },
     /// The shim inside this pyheap is broken.
     #[error("this pyheap was not built right")]
     Build(#[from] ImageError),
@@ -265,6 +280,8 @@ pub struct Session {
     period: u64,
     /// Regions of others that were there, by their base: since when they are silent. They go with ours.
     silent: Vec<(u64, Instant)>,
+    /// The wrappers of the C library's functions.
+    native: Option<Mutex<Native>>,
     detached: bool,
 }
 
@@ -331,11 +348,49 @@ impl Session {
             modes: [Mode::Off; 3],
             period: options.period,
             silent,
+            native: None,
             detached: false,
         };
         session.note_allocators().map_err(memory_error)?;
         session.modes = session.read_modes().map_err(memory_error)?;
+        if let Some(mmap_bytes) = options.native {
+            let native = session.begin_native(mmap_bytes);
+            session.native = Some(Mutex::new(
+                native.map_err(|source| AttachError::Native { pid, source })?,
+            ));
+        }
         Ok(session)
+    }
+
+    /// Puts the wrappers of the C library's functions into place. The shim is ready for them.
+    fn begin_native(&self, mmap_bytes: u64) -> Result<Native, NativeError> {
+        let memory = self.memory();
+        let python = read_originals(&memory, self.identity());
+        let originals = Originals {
+            allocators: python.map(Option::unwrap_or_default),
+        };
+        Native::begin(
+            memory,
+            self.identity(),
+            &self.target.interpreter,
+            &originals,
+            mmap_bytes,
+        )
+    }
+
+    /// Sees to the objects that the process has loaded and unloaded. Call it once a second.
+    pub fn look_for_objects(&self) {
+        if let Some(native) = &self.native {
+            // A process that cannot be looked into is one that ends.
+            let _ = native.lock().unwrap_or_else(PoisonError::into_inner).look();
+        }
+    }
+
+    /// What of its native code is covered; `None` without `native`.
+    #[must_use]
+    pub fn coverage(&self) -> Option<Coverage> {
+        let native = self.native.as_ref()?;
+        Some(native.lock().unwrap_or_else(PoisonError::into_inner).coverage())
     }
 
     /// Writes down where the live allocators are, for detaching and for whoever has to clean up after us.
@@ -431,6 +486,9 @@ impl Session {
 
     fn detach_once(&mut self) -> Result<Cure, CureError> {
         self.detached = true;
+        if let Some(native) = &self.native {
+            native.lock().unwrap_or_else(PoisonError::into_inner).take_out();
+        }
         let pid = self.infection.pid();
         let own = *self.infection.identity();
         // What an earlier pyheap had to leave may be free by now.
@@ -568,7 +626,7 @@ fn cure_regions(pid: i32, interpreter: &Interpreter, all: &[Found], how: How<'_>
         .collect();
     let cure_one = |found: &Found| match found {
         Found::Region(identity) => cure_region(pid, interpreter, *identity, &bare, how),
-        Found::Empty { .. } => cure::cure(pid, found, None, |_| true),
+        Found::Empty { .. } => cure::cure(pid, found, None, |_| true, None),
     };
     let mut outcomes: Vec<_> = all.iter().map(cure_one).collect();
     let is_clean = |outcome: &Result<Cure, CureError>| matches!(outcome, Ok(Cure::Clean(_)));
@@ -595,6 +653,8 @@ fn cure_region(
 ) -> Result<Cure, CureError> {
     let memory = ProcessMemory::new(pid);
     let mut identity = identity;
+    // Slots first: as long as one leads to us, nobody can be proven to be outside.
+    let is_native = native::restore(&memory, &identity);
     // What stands in the target is newer than what we were told when we mapped it.
     if let Ok(bytes) = memory.read_array::<{ size_of::<Identity>() }>(RemoteAddr(identity.base))
         && let Ok(now) = Identity::read_from_bytes(&bytes)
@@ -640,12 +700,18 @@ fn cure_region(
             && !is_remembered(&memory, interpreter, text)
             && !is_wrapped(&memory, &identity)
     };
+    let is_held = || is_native.is_err() || native::is_held(&memory, &identity);
+    let held: Option<&dyn Fn() -> bool> = if matches!(is_native, Ok(false)) {
+        None
+    } else {
+        Some(&is_held)
+    };
     let found = Found::Region(identity);
     let outcome = match how {
-        How::Silent => cure::silence(pid, &found, verify),
+        How::Silent => cure::silence(pid, &found, verify, held),
         How::Gone(silent) => {
             let since = silent.iter().find(|(base, _)| *base == identity.base);
-            cure::cure(pid, &found, since.map(|(_, since)| *since), verify)
+            cure::cure(pid, &found, since.map(|(_, since)| *since), verify, held)
         }
     };
     if is_copy && !matches!(outcome, Ok(Cure::Clean(_))) {

@@ -55,6 +55,13 @@ pub enum Chunk {
         /// Since the start of the recording.
         at: Duration,
     },
+    /// Samples of native memory that were found to be free.
+    Missed {
+        /// Since the start of the recording.
+        at: Duration,
+        /// Their ids.
+        ids: Vec<u64>,
+    },
     /// The live samples, because events were lost.
     Table {
         /// Since the start of the recording.
@@ -77,7 +84,7 @@ impl Chunk {
         match self {
             Self::Records { bytes, .. } => (bytes.len() as u64).max(LEAST_CHUNK),
             Self::Table { live, .. } => ((live.len() * size_of::<Entry>()) as u64).max(LEAST_CHUNK),
-            Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. } => 0,
+            Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. } | Self::Missed { .. } => 0,
         }
     }
 }

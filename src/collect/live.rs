@@ -26,12 +26,18 @@ impl Kind {
     pub const OBJ_BUFFER: Self = Self(3);
     /// An object of one of too many types.
     pub const OTHER: Self = Self(4);
-    const NAMES: [&'static str; 5] = [
+    /// A block that native code got from `malloc`.
+    pub const MALLOC_BUFFER: Self = Self(5);
+    /// A mapping.
+    pub const MAPPING: Self = Self(6);
+    const NAMES: [&'static str; 7] = [
         "(unknown)",
         "buffer (raw)",
         "buffer (mem)",
         "buffer (obj)",
         "(one of too many types)",
+        "buffer (malloc)",
+        "mapping (mmap)",
     ];
 
     /// What is known of a block by its domain alone.
@@ -40,6 +46,8 @@ impl Kind {
         match domain {
             domain::RAW => Self::RAW_BUFFER,
             domain::MEM => Self::MEM_BUFFER,
+            domain::MALLOC => Self::MALLOC_BUFFER,
+            domain::MMAP => Self::MAPPING,
             _ => Self::UNKNOWN,
         }
     }
@@ -153,6 +161,8 @@ pub struct Live {
     pub not_kept: u64,
     /// Estimated bytes and blocks whose allocation was lost in the ring and found in the table later.
     pub found_late: (f64, f64),
+    /// Samples that were found to be free though nobody saw them freed, and that the shim's table still has.
+    pub missed: u64,
 }
 
 impl Live {
@@ -171,6 +181,7 @@ impl Live {
             unresolved: 0,
             not_kept: 0,
             found_late: (0.0, 0.0),
+            missed: 0,
         }
     }
 
@@ -274,6 +285,12 @@ impl Live {
         if let Some(trace) = (trace as usize).checked_sub(1).and_then(|at| self.traces.get_mut(at)) {
             trace.live.add(size, self.period, sign);
         }
+    }
+
+    /// The live samples of native memory, by id.
+    pub fn native_samples(&self) -> impl Iterator<Item = (u64, &Sample)> {
+        let samples = self.samples.iter().map(|(&id, sample)| (id, sample));
+        samples.filter(|(_, sample)| matches!(sample.kind, Kind::MALLOC_BUFFER | Kind::MAPPING))
     }
 
     /// Ids of all live samples.

@@ -1,10 +1,11 @@
 //! Code objects and stacks as the shim announces them, turned into frames with file, line and function.
 
+use super::native_names::{NO_FILE, NativeNames};
 use super::tree::{NamedFrame, StackNode, Tree};
 use crate::frames::{BlobMemory, CodeInfo, Layout, resolve};
 use foldhash::{HashMap, HashMapExt};
 use pyheap_injector::{ProcessMemory, RemoteAddr};
-use pyheap_protocol::record::{self, MAX_FRAMES};
+use pyheap_protocol::record::{self, MAX_FRAMES, NATIVE_FIRST};
 use std::collections::HashSet;
 use std::sync::Arc;
 use zerocopy::FromBytes;
@@ -69,6 +70,7 @@ impl<T> Generations<T> {
 pub struct Names {
     layout: Layout,
     memory: ProcessMemory,
+    native: NativeNames,
     codes: Generations<Option<Arc<Code>>>,
     stacks: Generations<StackNode>,
     /// Equal strings share memory.
@@ -102,6 +104,7 @@ impl Names {
         Self {
             layout,
             memory,
+            native: NativeNames::new(memory.pid()),
             codes: Generations::new(codes),
             stacks: Generations::new(stacks),
             strings: HashSet::new(),
@@ -214,6 +217,7 @@ impl Names {
             return None;
         };
         let (cut_middle, cut_end) = (record.head.flags & 1 != 0, record.head.flags & 2 != 0);
+        let is_native = record.head.flags & NATIVE_FIRST != 0;
         let mut named: Vec<NamedFrame> = Vec::new();
         for (number, bytes) in frames.chunks_exact(8).take(MAX_FRAMES).enumerate() {
             let packed = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -221,12 +225,17 @@ impl Names {
                 let left_out = record.depth.saturating_sub(MAX_FRAMES as u64);
                 named.push(self.marker(&format!("<{left_out} frames left out>")));
             }
-            named.extend(self.frame(packed >> 32, packed as u32 as i32, number == 0));
+            if number == 0 && is_native {
+                named.push(self.native_frame(packed));
+                continue;
+            }
+            let is_innermost = number == usize::from(is_native);
+            named.extend(self.frame(packed >> 32, packed as u32 as i32, is_innermost));
         }
         if cut_end {
             named.push(self.marker("<the outermost frames were not walked>"));
         }
-        if named.is_empty() {
+        if named.len() <= usize::from(is_native) {
             named.push(self.marker(NO_PYTHON));
         }
         let node = self.insert(&named);
@@ -254,6 +263,21 @@ impl Names {
                 self.unresolved += 1;
                 Some(self.marker(UNREADABLE))
             }
+        }
+    }
+
+    /// The frame of native code that has called a wrapper, which returns to `address`.
+    fn native_frame(&mut self, address: u64) -> NamedFrame {
+        let Some((file, function)) = self.native.caller(address) else {
+            return self.marker(NO_FILE);
+        };
+        match self.string(&file).zip(self.string(&function)) {
+            Some((file, function)) => NamedFrame {
+                file,
+                line: 0,
+                function,
+            },
+            None => self.marker(TOO_MANY_NAMES),
         }
     }
 

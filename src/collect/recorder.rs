@@ -4,6 +4,7 @@ use super::drain::{self, Chunk, Drain};
 use super::files::{Files, SaveRequest};
 use super::live::{KindCounts, Live};
 use super::memory::MemoryProbe;
+use super::missed::MissedFrees;
 use super::names::Names;
 use super::period::{Limits, Seen, Watch};
 use super::resolve::{Event, Resolver, lock};
@@ -185,6 +186,8 @@ pub struct Recorder {
     memory_every: u64,
     /// Seconds for which the interpreter has been shutting down.
     finalizing: u32,
+    /// Looks for frees of native memory that nobody saw.
+    missed: Option<MissedFrees>,
     /// How files are rotated, the size of the present ones, and when they began.
     rotation: (Rotation, Arc<AtomicU64>),
     files_begun: Duration,
@@ -299,6 +302,7 @@ impl Recorder {
             last_memory: None,
             memory_every: u64::from(limits.company / 8).clamp(1, 4),
             finalizing: 0,
+            missed: MissedFrees::new(session),
             rotation,
             files_begun: Duration::ZERO,
         })
@@ -349,6 +353,8 @@ impl Recorder {
         if self.heartbeat.is_multiple_of(self.memory_every) {
             self.note_memory();
         }
+        session.look_for_objects();
+        self.look_for_missed_frees();
         self.note_losses(session);
         self.note_kinds();
         self.watch_cost(session);
@@ -374,6 +380,15 @@ impl Recorder {
         match session.hooks_in_place() {
             Ok(domains) if domains.contains(&Some(false)) => Some(Stop::HooksLost),
             _ => None,
+        }
+    }
+
+    fn look_for_missed_frees(&mut self) {
+        let at = self.elapsed();
+        let Some(missed) = &mut self.missed else { return };
+        let ids = missed.look(&lock(&self.live), at);
+        if let (false, Some(resolver)) = (ids.is_empty(), &self.to_resolver) {
+            let _ = resolver.send(Chunk::Missed { at, ids });
         }
     }
 
@@ -624,7 +639,10 @@ pub fn losses(counters: &Counters, live: &Live) -> Losses {
         ("samples_not_proven", counters.unproven),
         (
             "frees_missed",
-            counters.missed_frees.saturating_add(counters.dropped_frees),
+            counters
+                .missed_frees
+                .saturating_add(counters.dropped_frees)
+                .saturating_add(live.missed),
         ),
         ("bytes_in_lost_samples", counters.lost_bytes),
         (

@@ -123,6 +123,8 @@ pub struct Resolver {
     by_id: HashMap<(u64, u8), u32>,
     /// Ids that the next records enter although they were freed already: the record of the free was lost.
     dead: HashSet<u64>,
+    /// Ids that were found to be free, see [`Chunk::Missed`], and that are in the shim's table still.
+    missed: HashSet<u64>,
     /// Bit per allocator domain that is wanted.
     domains: u8,
     /// The periods under which samples were asked for: others no shim can have written.
@@ -152,6 +154,7 @@ impl Resolver {
             frames_again: 0,
             by_id: HashMap::new(),
             dead: HashSet::new(),
+            missed: HashSet::new(),
             domains,
         }
     }
@@ -207,7 +210,11 @@ impl Resolver {
                 }
                 let dead = |id: &u64| *id <= last_id && !present.contains(id) && !going.contains(id);
                 self.dead = coming.iter().copied().filter(dead).collect();
-                for entry in live.iter().filter(|entry| !coming.contains(&entry.id)) {
+                self.missed.retain(|id| present.contains(id));
+                model.missed = self.missed.len() as u64;
+                let known = |id: &u64| coming.contains(id) || self.missed.contains(id);
+                let unknown: Vec<_> = live.iter().filter(|entry| !known(&entry.id)).collect();
+                for entry in unknown {
                     let found = Found {
                         id: entry.id,
                         address: entry.address,
@@ -215,7 +222,7 @@ impl Resolver {
                         period: entry.period,
                         stack: entry.stack,
                         thread: entry.thread,
-                        domain: (entry.domain & 3) as u8,
+                        domain: (entry.domain & 7) as u8,
                     };
                     let is_new = !model.contains(entry.id);
                     match self.enter(&mut model, at, &found, is_new, events) {
@@ -224,6 +231,15 @@ impl Resolver {
                         None => return false,
                     }
                 }
+            }
+            Chunk::Missed { at, ids } => {
+                let shared = Arc::clone(&self.live);
+                let mut model = lock(&shared);
+                for id in ids.into_iter().filter(|&id| model.contains(id)).collect::<Vec<_>>() {
+                    free(&mut model, at, id, events);
+                    self.missed.insert(id);
+                }
+                model.missed = self.missed.len() as u64;
             }
             Chunk::Period { at, period } => self.raise(at, period, events),
             Chunk::Save(request) => {
@@ -297,7 +313,7 @@ impl Resolver {
                         period: alloc.period,
                         stack: alloc.stack,
                         thread: alloc.thread,
-                        domain: (alloc.head.flags & 3) as u8,
+                        domain: (alloc.head.flags & 7) as u8,
                     };
                     let is_alive = !self.dead.contains(&alloc.id);
                     if self.enter(&mut model, at, &found, is_alive, events).is_none() {
@@ -305,7 +321,12 @@ impl Resolver {
                     }
                 }
                 kind::FREE => match record::Free::read_from_bytes(record) {
-                    Ok(found) => free(&mut model, at, found.id, events),
+                    Ok(found) => {
+                        if self.missed.remove(&found.id) {
+                            model.missed = self.missed.len() as u64;
+                        }
+                        free(&mut model, at, found.id, events);
+                    }
                     Err(_) => return false,
                 },
                 kind::PAD | kind::CODE | kind::FORGET => {}

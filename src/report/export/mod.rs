@@ -15,6 +15,7 @@ use crate::profile::facts::{Facts, Losses};
 use crate::profile::model::{Live, StackFrame};
 use crate::profile::reader::{LiveSet, ReadError, Reader};
 use crate::profile::sidecar::Sidecar;
+use pyheap_protocol::domain;
 
 pub mod collapsed;
 pub mod csv;
@@ -239,7 +240,7 @@ pub(super) fn origin(sidecar: &Sidecar, trace: u32) -> Origin<'_> {
         thread_name: thread
             .and_then(|thread| sidecar.threads.get(&thread))
             .map(String::as_str),
-        domain: ["raw", "mem", "obj"]
+        domain: domain::NAMES
             .get(usize::from(first.domain))
             .copied()
             .filter(|_| same_domain),

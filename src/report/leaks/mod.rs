@@ -178,6 +178,10 @@ pub trait Facts {
     fn frames(&self, trace: u32) -> Vec<StackFrame<'_>>;
     /// Names of its domain and thread.
     fn origin(&self, trace: u32) -> (Option<String>, Option<String>);
+    /// Memory of native code was recorded.
+    fn has_native(&self) -> bool {
+        false
+    }
     /// What the survivors of these traces are.
     fn types(&self, _traces: &[u32]) -> Vec<TypeRow> {
         Vec::new()
@@ -216,7 +220,7 @@ pub fn judge(tracker: &mut Tracker, elapsed: Duration, facts: &dyn Facts, limit:
     let process = process_trend(memory, elapsed, own_bytes);
     let resident = process_trend(memory, elapsed, resident_bytes);
     let mut notes = Vec::new();
-    let candidates = candidates(groups, &trends, process.as_ref(), &mut notes);
+    let candidates = candidates(groups, &trends, process.as_ref(), facts.has_native(), &mut notes);
     let chosen = choose(groups, &trends, candidates);
     let leaking: f64 = chosen.iter().filter(|c| c.is_leak).map(|c| c.trend.rate).sum();
     let context = Context {
@@ -272,6 +276,7 @@ fn candidates(
     groups: &[Group],
     trends: &[Option<Trend>],
     process: Option<&ProcessTrend>,
+    has_native: bool,
     notes: &mut Vec<String>,
 ) -> Vec<Candidate> {
     let mut own_of: HashMap<u32, u32> = HashMap::new();
@@ -306,8 +311,16 @@ fn candidates(
     for (candidate, is_significant) in found.iter_mut().zip(stats::holm(&family, FALSE_ALARM)) {
         let trend = &candidate.trend;
         let grows = is_significant && trend.goes_on && trend.rate >= LEAST_RATE;
-        // The process would have to grow at least half as fast as a site in it that grows.
-        let is_refuted = process.is_some_and(|process| trend.interval.0 > 2.0 * process.interval.1.max(0.0));
+        // The process would have to grow at least half as fast as a site in it that grows. Native code asks for much that it never
+        // touches.
+        let is_refuted = process.is_some_and(|process| {
+            let touched = if has_native && process.is_growth {
+                LEAST_TOUCHED
+            } else {
+                0.5
+            };
+            touched * trend.interval.0 > process.interval.1.max(0.0)
+        });
         candidate.is_leak = grows && !is_refuted;
         if grows && is_refuted {
             refuted = f64::max(refuted, trend.rate);
@@ -420,6 +433,9 @@ fn overall(process: Option<&ProcessTrend>, all: Option<&Trend>, leaking: f64, pe
         Overall::Native
     }
 }
+
+/// Share of what native code asks for that it uses at least, where it leaks.
+const LEAST_TOUCHED: f64 = 0.125;
 
 /// What is needed to describe a site.
 struct Context<'a> {

@@ -27,7 +27,7 @@ impl OwnCode {
     }
 
     /// Whether code of this file is own. Code without a file (`<string>`, `<template>`, `<frozen …>`) is not: it was
-    /// made by somebody, and that one's frame is further out.
+    /// made by somebody, and that one's frame is further out. Nor is native code: its caller's line says more.
     pub fn has(&self, file: &str) -> bool {
         if self.own.iter().any(|own| is_below(file, own)) {
             return true;
@@ -37,8 +37,13 @@ impl OwnCode {
                 || PACKAGES.iter().any(|packages| is_below(file, packages))
                 || below_python_lib(file)
         };
-        !file.starts_with('<') && !is_library(file)
+        !file.starts_with('<') && !is_shared_library(file) && !is_library(file)
     }
+}
+
+/// Whether `file` is the name of a shared library, as native frames have it.
+fn is_shared_library(file: &str) -> bool {
+    !file.contains('/') && (file.ends_with(".so") || file.contains(".so."))
 }
 
 /// Whether `file` is `path` or below it; if `path` is not absolute, anywhere.

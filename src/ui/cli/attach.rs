@@ -1,7 +1,7 @@
 //! `pyheap attach`: what grows, live.
 
 use super::choose;
-use super::failure::Failure;
+use super::failure::{Failure, code};
 use super::recording::{Front, Recording, Why, cost, found, stop_signals, stop_time};
 use super::which::Told;
 use crate::attach::cgroup::MemoryCgroup;
@@ -98,6 +98,7 @@ pub struct Args {
 /// With the exit codes of `pyheap record`.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     args.told.apply()?;
+    args.sampling.check().map_err(|text| Failure::new(code::USAGE, text))?;
     let stop = stop_signals()?;
     let target = choose::target(args.process)?;
     let pid = target.facts.id.pid;

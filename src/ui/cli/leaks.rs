@@ -10,13 +10,11 @@ use crate::profile::names::ProfileNames;
 use crate::profile::reader::{ReadError, Reader};
 use crate::report::leaks::memory::Limit;
 use crate::report::leaks::render::{Detail, headline, render};
-use crate::report::leaks::{Facts, OwnCode, Report, Tracker, judge};
+use crate::report::leaks::{Facts, Overall, OwnCode, Report, Tracker, judge};
 use crate::report::types::{TypeRow, Types};
 use crate::ui::output::{note, to_stdout};
 use crate::ui::units;
-
-/// Names of the allocator domains by their number.
-const DOMAINS: [&str; 3] = ["raw", "mem", "obj"];
+use pyheap_protocol::domain;
 
 /// Say whether a recorded process leaks, where, how fast, and how sure that is.
 ///
@@ -152,6 +150,14 @@ pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Rep
         types: Types::of(reader),
     };
     let mut report = judge(&mut tracker, elapsed, &facts, limit);
+    if report.verdict == Overall::Native {
+        let text = if facts.has_native() {
+            "what --native does not see is listed in docs/native.md"
+        } else {
+            "record with --native to see which lines the memory of native code belongs to"
+        };
+        report.notes.push(text.to_owned());
+    }
     if let Some(sidecar) = reader.sidecar().filter(|sidecar| !sidecar.losses.is_empty()) {
         let losses = crate::report::info::describe_losses(&sidecar.losses);
         report.notes.push(format!("lost while recording: {losses}"));
@@ -170,6 +176,12 @@ impl Facts for Recorded<'_> {
         self.reader.frames(trace).unwrap_or_default()
     }
 
+    fn has_native(&self) -> bool {
+        let domains = self.reader.sidecar().map(|sidecar| &sidecar.header.facts.domains);
+        let malloc = domain::NAMES[usize::from(domain::MALLOC)];
+        domains.is_some_and(|domains| domains.iter().any(|name| name == malloc))
+    }
+
     fn types(&self, traces: &[u32]) -> Vec<TypeRow> {
         let types = self.types.as_ref();
         types.map_or_else(Vec::new, |types| types.rows(traces.iter().copied()))
@@ -182,7 +194,9 @@ impl Facts for Recorded<'_> {
                 let name = sidecar.threads.get(&origin.thread).cloned();
                 name.unwrap_or_else(|| origin.thread.to_string())
             });
-            let domain = DOMAINS.get(usize::from(origin.domain)).map(|name| (*name).to_owned());
+            let domain = domain::NAMES
+                .get(usize::from(origin.domain))
+                .map(|name| (*name).to_owned());
             Some((domain, thread))
         });
         last.unwrap_or_default()

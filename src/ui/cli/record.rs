@@ -4,7 +4,7 @@ use super::choose::{self, Started};
 use super::failure::{Failure, chain, code};
 use super::fleet::Fleet;
 pub use super::recording::stop_signals;
-use super::recording::{Front, Recording, Why, cost, facts, found, micros, nap, stop_and_hangup_signals};
+use super::recording::{Front, Recording, Why, cost, covered, facts, found, micros, nap, stop_and_hangup_signals};
 use super::which::{Long, When, Which};
 use crate::attach::crowd::{Crowd, Selection};
 use crate::attach::preflight;
@@ -121,6 +121,7 @@ pub struct Args {
 /// With the exit code that `--help` lists.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     args.long.told.apply()?;
+    args.sampling.check().map_err(|text| Failure::new(code::USAGE, text))?;
     let (stop, hangup) = match args.long.rotate {
         Some(_) => stop_and_hangup_signals()?,
         None => (stop_signals()?, Arc::default()),
@@ -261,6 +262,9 @@ fn record_as(
     ));
     if args.verbose {
         note(&cost(&recording.session));
+        if let Some(text) = covered(&recording.session) {
+            note(&text);
+        }
     }
     let id = recording.session.target.facts.id;
     let mut progress = Progress::new(args, program.as_deref_mut(), began.hangup.as_deref(), id)?;

@@ -307,6 +307,21 @@ pub fn cost(session: &Session) -> String {
     format!("attached: {steps}; domains wrapped as {:?}", session.modes)
 }
 
+/// What of the native code is covered, for `--verbose`; `None` without `--native`.
+#[must_use]
+pub fn covered(session: &Session) -> Option<String> {
+    let covered = session.coverage()?;
+    let allocator = covered.allocator.as_deref().unwrap_or("no library");
+    let mut text = format!(
+        "native: {} slots of {} objects have wrappers, malloc is that of {allocator}",
+        covered.slots, covered.objects
+    );
+    if !covered.functions_left_out.is_empty() {
+        text += &format!("; not called, or not known: {}", covered.functions_left_out.join(", "));
+    }
+    Some(text)
+}
+
 /// How long a thread of the target stood still for the attach.
 #[must_use]
 pub fn stop_time(session: &Session) -> Duration {

@@ -7,6 +7,9 @@ use crate::ui::units;
 use pyheap_injector::region::Sizes;
 use pyheap_protocol::domain;
 
+/// Mappings count from this size on.
+const DEFAULT_MMAP: u64 = 1 << 20;
+
 /// See `--help`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
@@ -20,9 +23,19 @@ pub struct Args {
     #[arg(long, value_name = "PERCENT", default_value = "1%", value_parser = parse_percent)]
     pub max_overhead: f64,
 
-    /// Which of Python's allocator domains to record, of raw, mem, obj.
+    /// Which of Python's allocator domains to record, of raw, mem, obj; with --native also malloc and mmap, which are added
+    /// if neither is named.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "raw,mem,obj", value_parser = parse_domain)]
     pub domains: Vec<u8>,
+
+    /// Sample also what native code gets from malloc and its like (extension modules, numpy's arrays, C and C++ libraries) and
+    /// from mmap: by the same maths, with the Python stack that led there. docs/native.md says what is not seen.
+    #[arg(long)]
+    pub native: bool,
+
+    /// The size from which on mappings count, with --native.
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", requires = "native", value_parser = parse_mapping)]
+    pub mmap: u64,
 
     /// Most samples that may be alive at once; 64 bytes of the process's memory each. Before that number is reached the
     /// period is raised, as with `auto`.
@@ -55,6 +68,8 @@ impl Default for Args {
             period: Period::Auto,
             max_overhead: 1.0,
             domains: vec![domain::RAW, domain::MEM, domain::OBJ],
+            native: false,
+            mmap: DEFAULT_MMAP,
             max_live: Sizes::default().live_samples,
             ring_size: Sizes::default().ring_bytes,
             even_if_remote_debug_disabled: false,
@@ -77,6 +92,7 @@ impl Args {
                 ..Sizes::default()
             },
             even_if_disabled: self.even_if_remote_debug_disabled,
+            native: self.native.then_some(self.mmap),
             // All are hooked, whatever is recorded: a block's domain is known only where each is.
             ..Options::default()
         }
@@ -101,8 +117,15 @@ impl Args {
             Period::Fixed(period) => period.to_string(),
         };
         let domains = self.domains.iter().map(|domain| domain::NAMES[usize::from(*domain)]);
-        let named = ["--even-if-remote-debug-disabled".to_owned()];
-        let named = named.into_iter().filter(|_| self.even_if_remote_debug_disabled);
+        let named = [
+            (
+                self.even_if_remote_debug_disabled,
+                "--even-if-remote-debug-disabled".to_owned(),
+            ),
+            (self.native, "--native".to_owned()),
+            (self.native, format!("--mmap={}", self.mmap)),
+        ];
+        let named = named.into_iter().filter(|(given, _)| *given).map(|(_, word)| word);
         let words = vec![
             format!("--period={period}"),
             format!("--max-overhead={}", self.max_overhead),
@@ -113,10 +136,30 @@ impl Args {
         words.into_iter().chain(named).collect()
     }
 
+    /// Says what is wrong with them together.
+    ///
+    /// # Errors
+    /// When a domain is named that needs `--native`.
+    pub fn check(&self) -> Result<(), String> {
+        let native = self.domains.iter().find(|&domain| domain::NATIVE >> domain & 1 == 1);
+        match native {
+            Some(&domain) if !self.native => {
+                let name = domain::NAMES[usize::from(domain)];
+                Err(format!("the domain {name} is recorded with --native only"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A bit per domain that is recorded.
     #[must_use]
     pub fn domains(&self) -> u8 {
-        self.domains.iter().fold(0, |bits, domain| bits | 1 << domain)
+        let named = self.domains.iter().fold(0, |bits, domain| bits | 1 << domain);
+        match (self.native, named & domain::NATIVE) {
+            (false, _) => named & domain::PYTHON,
+            (true, 0) => named | domain::NATIVE,
+            (true, _) => named,
+        }
     }
 }
 
@@ -145,7 +188,16 @@ fn parse_domain(text: &str) -> Result<u8, String> {
     let found = domain::NAMES.iter().position(|name| *name == text);
     found
         .map(|number| number as u8)
-        .ok_or_else(|| "is none of raw, mem, obj".to_owned())
+        .ok_or_else(|| "is none of raw, mem, obj, malloc, mmap".to_owned())
+}
+
+fn parse_mapping(text: &str) -> Result<u64, String> {
+    let size = units::parse_size(text).map_err(|error| error.to_string())?;
+    if (4096..=1 << 46).contains(&size) {
+        Ok(size)
+    } else {
+        Err("must be at least 4KiB, and a size that memory can have".to_owned())
+    }
 }
 
 fn parse_ring(text: &str) -> Result<u64, String> {
@@ -170,6 +222,23 @@ mod tests {
         assert!(parse_percent("0").is_err() && parse_percent("inf").is_err() && parse_percent("-1%").is_err());
         assert_eq!((parse_domain("raw"), parse_domain("obj")), (Ok(0), Ok(2)));
         assert!(parse_domain("heap").is_err());
+        assert!(parse_mapping("64KiB").is_ok() && parse_mapping("1").is_err());
+        let with = |native, domains| Args {
+            native,
+            domains,
+            ..Args::default()
+        };
+        assert_eq!(
+            (
+                with(false, vec![0, 1, 2]).domains(),
+                with(true, vec![0, 1, 2]).domains()
+            ),
+            (7, 31)
+        );
+        assert_eq!(
+            (with(true, vec![3]).domains(), with(false, vec![3]).check().is_err()),
+            (8, true)
+        );
         assert_eq!(parse_ring("1MiB"), Ok(1 << 20));
         assert!(parse_ring("1000000").is_err() && parse_ring("128KiB").is_err());
     }

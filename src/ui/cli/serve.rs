@@ -86,6 +86,7 @@ pub struct Args {
 /// With the exit codes of `pyheap record`.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     args.told.apply()?;
+    args.sampling.check().map_err(|text| Failure::new(code::USAGE, text))?;
     let stop = stop_signals()?;
     let rules = rules(args)?;
     let set = Arc::new(Set::default());

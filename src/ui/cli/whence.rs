@@ -16,6 +16,7 @@ use crate::ui::output::to_stdout;
 use pyheap_injector::infect::Found;
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory};
 use pyheap_protocol::control::{Config, Control, Identity};
+use pyheap_protocol::domain;
 use pyheap_protocol::table::Entry;
 
 /// The recorder writes its files twice a second; after so long a stack is not coming any more.
@@ -156,10 +157,7 @@ fn answer(
     entry: &Entry,
     frames: &[crate::profile::model::StackFrame<'_>],
 ) -> Result<String, serde_json::Error> {
-    let domain = ["raw", "mem", "obj"]
-        .get(entry.domain as usize)
-        .copied()
-        .unwrap_or("unknown");
+    let domain = domain::NAMES.get(entry.domain as usize).copied().unwrap_or("unknown");
     if args.json {
         let stack = frames
             .iter()

@@ -1,0 +1,589 @@
+//! The C library's allocating functions: their wrappers into the slots of the loaded objects, and out again.
+//!
+//! A slot is written by one aligned store of eight bytes, through `/proc/PID/mem`, which reaches the pages that the loader has
+//! made read-only. It is written only while it holds the very function that the wrapper passes on to (or leads to the loader,
+//! where there is only one function that this can find), so whoever calls through it gets what it got before. Taken back is
+//! only what still is ours.
+//!
+//! An object that is unloaded while we write could leave its place to another one. So a new object is left alone until it has
+//! been seen twice, and a file that was unloaded once is not touched again.
+
+use super::slots::{FileId, Object, Place, Slot, places};
+use crate::attach::interpreter::Interpreter;
+use procfs::process::{MMPermissions, MemoryMap};
+use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory, observe, space};
+use pyheap_protocol::FIRST_NATIVE;
+use pyheap_protocol::control::native::{COUNT, FIRST_MAPPING, MALLOC, NAMES, REALLOC, REALLOCARRAY};
+use pyheap_protocol::control::{Control, Identity, Native as Table, Originals, ShimHeader};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::mem::offset_of;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::time::Duration;
+use zerocopy::FromBytes;
+
+/// Objects that are looked at, at most.
+const MAX_OBJECTS: usize = 4096;
+/// Slots that get a wrapper, at most, and files that are remembered as unloaded: after those nothing new is touched.
+const MAX_SLOTS: usize = 1 << 16;
+const MAX_UNLOADED: usize = 1 << 14;
+/// Pause between the two looks at the beginning.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
+/// Looks at an object after which it counts as there to stay.
+const ENOUGH_LOOKS: u32 = 2;
+/// Rounds of taking slots back, at most.
+const ROUNDS: usize = 3;
+/// Most memory that is searched for copies of our addresses.
+const MAX_SEARCH_BYTES: u64 = 8 << 30;
+/// Pages, and how many are read at once.
+const PAGE: u64 = 4096;
+const PAGES_AT_ONCE: u64 = 512;
+
+/// How many objects and slots have wrappers, and what has not.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// Objects with a wrapper in one slot at least.
+    pub objects: usize,
+    /// Slots with wrappers.
+    pub slots: usize,
+    /// Functions that no object calls, or that are not known without doubt.
+    pub functions_left_out: Vec<&'static str>,
+    /// The object that `malloc` is in.
+    pub allocator: Option<String>,
+    /// It is the GNU C library's own.
+    pub is_glibc: bool,
+    /// Files that were unloaded and are left alone since.
+    pub unloaded: usize,
+}
+
+/// Where the shim's part is.
+#[derive(Debug, Clone, Copy)]
+struct Shim {
+    /// Address of the [`Table`].
+    table: u64,
+    wrappers: [u64; COUNT],
+}
+
+impl Shim {
+    /// `None` for a shim without such wrappers, or one that cannot be read.
+    fn of(memory: &ProcessMemory, identity: &Identity) -> Option<Self> {
+        if identity.protocol < FIRST_NATIVE {
+            return None;
+        }
+        let bytes = memory.read_array::<{ size_of::<ShimHeader>() }>(RemoteAddr(identity.header));
+        let header = ShimHeader::read_from_bytes(&bytes.ok()?).ok()?;
+        let region = identity.base..identity.base.saturating_add(identity.len);
+        let is_sane = region.contains(&header.native) && header.native.is_multiple_of(8);
+        is_sane.then_some(Self {
+            table: header.native,
+            wrappers: header.native_wrappers,
+        })
+    }
+
+    fn table(&self, memory: &ProcessMemory) -> Option<Table> {
+        let bytes: [u8; size_of::<Table>()] = memory.read_array(RemoteAddr(self.table)).ok()?;
+        Table::read_from_bytes(&bytes).ok()
+    }
+
+    /// Whose wrapper `value` is.
+    fn wrapped(&self, value: u64) -> Option<usize> {
+        self.wrappers.iter().position(|&wrapper| wrapper == value)
+    }
+}
+
+/// An object that has been met.
+#[derive(Debug)]
+struct Known {
+    object: Object,
+    looks: u32,
+    /// Nothing of it is touched.
+    is_excluded: bool,
+}
+
+/// The wrappers in a process.
+#[derive(Debug)]
+pub struct Native {
+    memory: ProcessMemory,
+    /// Its memory, writable everywhere.
+    file: File,
+    shim: Shim,
+    interpreter: u64,
+    loader: u64,
+    /// Functions of Python's raw, mem and obj domains: an object that one of them is in is counted there.
+    python: Vec<u64>,
+    originals: [Option<u64>; COUNT],
+    objects: HashMap<Place, Option<Known>>,
+    unloaded: HashSet<FileId>,
+    /// What the slots with wrappers held before.
+    saved: BTreeMap<u64, u64>,
+}
+
+/// Why the wrappers could not be put into place.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NativeError {
+    /// It is linked statically, or only the interpreter calls `malloc`.
+    #[error(
+        "nothing in the process but the interpreter itself calls malloc through the loader, so --native has nothing to see there"
+    )]
+    Nothing,
+    /// Memory cannot be read or written.
+    #[error("its memory cannot be accessed")]
+    Memory(#[from] MemoryError),
+    /// `/proc/PID/mem`.
+    #[error("its memory cannot be opened")]
+    Open(#[from] std::io::Error),
+    /// `/proc/PID/maps`.
+    #[error("its mappings cannot be read")]
+    Maps(#[from] procfs::ProcError),
+    /// The shim's header.
+    #[error("the shim in the process is damaged")]
+    Shim,
+}
+
+impl Native {
+    /// Puts the wrappers of the shim that `identity` names into place. Mappings count from `mmap_bytes` on.
+    ///
+    /// # Errors
+    /// See [`NativeError`].
+    pub fn begin(
+        memory: ProcessMemory,
+        identity: &Identity,
+        interpreter: &Interpreter,
+        originals: &Originals,
+        mmap_bytes: u64,
+    ) -> Result<Self, NativeError> {
+        let shim = Shim::of(&memory, identity).ok_or(NativeError::Shim)?;
+        let threshold = identity.control + offset_of!(Control, mmap_threshold) as u64;
+        memory.write(RemoteAddr(threshold), &mmap_bytes.max(1).to_le_bytes())?;
+        let pid = memory.pid();
+        let python = originals.allocators.iter().flat_map(|allocator| allocator.functions);
+        let mut native = Self {
+            memory,
+            file: open_memory(pid)?,
+            shim,
+            interpreter: interpreter.runtime.0,
+            loader: loader(pid),
+            python: python.collect(),
+            originals: [None; COUNT],
+            objects: HashMap::new(),
+            unloaded: HashSet::new(),
+            saved: BTreeMap::new(),
+        };
+        native.look()?;
+        std::thread::sleep(BETWEEN_LOOKS);
+        native.look()?;
+        if native.saved.is_empty() {
+            return Err(NativeError::Nothing);
+        }
+        Ok(native)
+    }
+
+    /// Looks for objects that came and went. Call it once a second.
+    ///
+    /// # Errors
+    /// When the process cannot be looked into.
+    pub fn look(&mut self) -> Result<(), NativeError> {
+        let maps = space::maps(self.memory.pid())?;
+        self.forget_unloaded(&maps);
+        self.meet_new(&maps);
+        self.find_originals()?;
+        let ready: Vec<Place> = self
+            .objects
+            .iter()
+            .filter(|(_, known)| {
+                known
+                    .as_ref()
+                    .is_some_and(|known| !known.is_excluded && known.looks >= ENOUGH_LOOKS)
+            })
+            .map(|(place, _)| place.clone())
+            .collect();
+        for place in ready {
+            self.see_to(&place)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets objects that are not there any more.
+    fn forget_unloaded(&mut self, maps: &[MemoryMap]) {
+        let now: HashSet<Place> = places(maps).map(|(place, _)| place).collect();
+        let gone: Vec<Place> = self
+            .objects
+            .keys()
+            .filter(|place| !now.contains(place))
+            .cloned()
+            .collect();
+        for place in gone {
+            self.give_up(&place);
+            self.objects.remove(&place);
+        }
+    }
+
+    /// The object at `place` has been unloaded: it may be back there, but is left alone from now on.
+    fn give_up(&mut self, place: &Place) {
+        if let Some(Some(known)) = self.objects.get_mut(place) {
+            known.is_excluded = true;
+            let range = known.object.range.clone();
+            self.saved.retain(|at, _| !range.contains(at));
+            self.unloaded.insert(place.file);
+        }
+    }
+
+    fn meet_new(&mut self, maps: &[MemoryMap]) {
+        for (place, name) in places(maps) {
+            if let Some(known) = self.objects.get_mut(&place) {
+                if let Some(known) = known {
+                    known.looks = known.looks.saturating_add(1);
+                }
+                continue;
+            }
+            if self.objects.len() >= MAX_OBJECTS {
+                return;
+            }
+            // A further part of an object may begin at the same place in the file.
+            let is_part = |known: &Known| known.object.range.contains(&place.base);
+            let known = if self.objects.values().flatten().any(is_part) {
+                None
+            } else {
+                Object::read(&self.memory, place.base, name)
+            };
+            let known = known.map(|object| Known {
+                is_excluded: self.is_excluded(&object, &place),
+                object,
+                looks: 1,
+            });
+            self.objects.insert(place, known);
+        }
+    }
+
+    fn is_excluded(&self, object: &Object, place: &Place) -> bool {
+        let holds = |address: u64| object.range.contains(&address);
+        let is_allocator = object.defines.first().is_some_and(Option::is_some) && !object.is_libc;
+        holds(self.interpreter)
+            || holds(self.loader)
+            || self.python.iter().any(|&function| holds(function))
+            || is_allocator
+            || self.unloaded.contains(&place.file)
+            || self.unloaded.len() >= MAX_UNLOADED
+    }
+
+    /// Finds the functions that are not known yet, and tells the shim.
+    fn find_originals(&mut self) -> Result<(), NativeError> {
+        for which in 0..COUNT {
+            if self.originals.get(which).is_some_and(Option::is_some) {
+                continue;
+            }
+            let Some(address) = self.resolve(which) else { continue };
+            let at = self.shim.table + (offset_of!(Table, functions) + which * 8) as u64;
+            self.memory.write(RemoteAddr(at), &address.to_le_bytes())?;
+            if let Some(place) = self.originals.get_mut(which) {
+                *place = Some(address);
+            }
+        }
+        Ok(())
+    }
+
+    fn known(&self) -> impl Iterator<Item = &Known> {
+        self.objects.values().flatten()
+    }
+
+    /// The objects that define function number `which`, and where.
+    fn definitions(&self, which: usize) -> Vec<(&Object, u64)> {
+        let defined = |known: &'_ Known| known.object.defines.get(which).copied().flatten();
+        self.known()
+            .filter_map(|known| Some((&known.object, defined(known)?)))
+            .collect()
+    }
+
+    /// What objects call as function number `which`: the definition that the loader has chosen for the interpreter, or else
+    /// for most of those who have called it already; or the only one that there is.
+    fn resolve(&self, which: usize) -> Option<u64> {
+        let definitions = self.definitions(which);
+        // The C library's leads to its `realloc`, which it calls through a slot that is counted already.
+        let is_thin = |object: &Object| {
+            which == REALLOCARRAY && object.is_libc && object.slots.iter().any(|slot| slot.which == REALLOC)
+        };
+        let mut votes: HashMap<u64, usize> = HashMap::new();
+        for known in self.known() {
+            let weight = if known.object.range.contains(&self.interpreter) {
+                MAX_OBJECTS
+            } else {
+                1
+            };
+            for slot in known.object.slots.iter().filter(|slot| slot.which == which) {
+                let value = self.memory.read_u64(RemoteAddr(slot.at)).unwrap_or(0);
+                let value = self.shim.wrapped(value).map_or(value, |_| 0);
+                if definitions.iter().any(|&(_, address)| address == value) {
+                    *votes.entry(value).or_default() += weight;
+                }
+            }
+        }
+        let elected = votes.into_iter().max_by_key(|&(address, votes)| (votes, address));
+        let address = match (elected, definitions.as_slice()) {
+            (Some((address, _)), _) => address,
+            (None, &[(_, address)]) => address,
+            _ => return None,
+        };
+        let (object, _) = definitions.iter().find(|(_, at)| *at == address)?;
+        (!is_thin(object)).then_some(address)
+    }
+
+    /// Puts wrappers into the slots of an object, and finds out whether it is still the one that had them.
+    fn see_to(&mut self, place: &Place) -> Result<(), NativeError> {
+        let Some(Some(known)) = self.objects.get(place) else {
+            return Ok(());
+        };
+        let (slots, range, is_libc) = (
+            known.object.slots.clone(),
+            known.object.range.clone(),
+            known.object.is_libc,
+        );
+        let mut had = self.saved.range(range.clone()).map(|(&at, _)| at).peekable();
+        if had.peek().is_some() {
+            let is_ours = |at: u64| {
+                self.memory
+                    .read_u64(RemoteAddr(at))
+                    .map(|value| self.shim.wrapped(value).is_some())
+            };
+            let mut any = false;
+            for at in had {
+                any |= is_ours(at).unwrap_or(false);
+            }
+            if !any {
+                self.give_up(place);
+                return Ok(());
+            }
+        }
+        for slot in slots {
+            // What the C library maps for itself is not a program's memory.
+            if !(is_libc && slot.which >= FIRST_MAPPING) {
+                self.put(slot, &range)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a wrapper into a slot, if it holds what the wrapper passes on to.
+    fn put(&mut self, slot: Slot, range: &Range<u64>) -> Result<(), NativeError> {
+        let (Some(Some(original)), Some(&wrapper)) = (
+            self.originals.get(slot.which).copied(),
+            self.shim.wrappers.get(slot.which),
+        ) else {
+            return Ok(());
+        };
+        // Gone, if it cannot be read.
+        let Ok(value) = self.memory.read_u64(RemoteAddr(slot.at)) else {
+            return Ok(());
+        };
+        if value == wrapper {
+            self.saved.entry(slot.at).or_insert(original);
+            return Ok(());
+        }
+        let is_stand_in = || self.stand_in(slot.which) == Some(value);
+        if self.saved.len() >= MAX_SLOTS {
+            return Ok(());
+        }
+        if value != original && !is_stand_in() && !self.is_unbound(slot, value, range) {
+            return Ok(());
+        }
+        if self.saved.is_empty() {
+            let used = self.shim.table + offset_of!(Table, used) as u64;
+            self.memory.write(RemoteAddr(used), &1_u64.to_le_bytes())?;
+        }
+        // Noted first: whatever happens to us in between, it is looked at again.
+        self.saved.insert(slot.at, value);
+        let _ = self.file.write_all_at(&wrapper.to_le_bytes(), slot.at);
+        Ok(())
+    }
+
+    /// What the program has in place of function number `which` for those who take its address: it leads there.
+    fn stand_in(&self, which: usize) -> Option<u64> {
+        self.known()
+            .find_map(|known| known.object.stand_ins.get(which).copied().flatten())
+    }
+
+    /// Whether a slot leads to the loader, which would find the only definition that there is.
+    fn is_unbound(&self, slot: Slot, value: u64, range: &Range<u64>) -> bool {
+        const PUSH: u8 = 0x68;
+        const LANDING_PAD: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+        let Some(number) = slot.lazy else { return false };
+        if !range.contains(&value) || self.definitions(slot.which).len() != 1 {
+            return false;
+        }
+        let Ok(code) = self.memory.read_array::<9>(RemoteAddr(value)) else {
+            return false;
+        };
+        let code = code.strip_prefix(&LANDING_PAD).unwrap_or(&code);
+        code.first() == Some(&PUSH) && code.get(1..5) == Some(&number.to_le_bytes())
+    }
+
+    /// Takes the wrappers out again, as far as they are there.
+    pub fn take_out(&mut self) {
+        for (&at, &before) in &self.saved {
+            take_back(&self.memory, &self.file, &self.shim, at, before);
+        }
+    }
+
+    /// What is covered.
+    #[must_use]
+    pub fn coverage(&self) -> Coverage {
+        let has_wrapper = |known: &&Known| self.saved.range(known.object.range.clone()).next().is_some();
+        let missing = |&(_, original): &(&str, &Option<u64>)| original.is_none();
+        let malloc = self.originals.get(MALLOC).copied().flatten();
+        let allocator = self
+            .known()
+            .find(|known| malloc.is_some_and(|address| known.object.range.contains(&address)));
+        Coverage {
+            objects: self.known().filter(has_wrapper).count(),
+            slots: self.saved.len(),
+            functions_left_out: NAMES
+                .into_iter()
+                .zip(&self.originals)
+                .filter(missing)
+                .map(|(name, _)| name)
+                .collect(),
+            allocator: allocator.map(|known| known.object.name.clone()),
+            is_glibc: allocator.is_some_and(|known| known.object.is_libc && known.object.name.starts_with("libc")),
+            unloaded: self.unloaded.len(),
+        }
+    }
+
+    /// The slots with wrappers and what they held before.
+    #[must_use]
+    pub fn slots(&self) -> &BTreeMap<u64, u64> {
+        &self.saved
+    }
+}
+
+fn open_memory(pid: i32) -> std::io::Result<File> {
+    File::options()
+        .write(true)
+        .custom_flags(libc::O_CLOEXEC)
+        .open(format!("/proc/{}/mem", observe::reachable(pid)))
+}
+
+/// Where the loader is, which starts programs; 0 for a program without one.
+fn loader(pid: i32) -> u64 {
+    const AT_BASE: u64 = 7;
+    let auxv = procfs::process::Process::new(pid).and_then(|process| process.auxv());
+    auxv.ok().and_then(|auxv| auxv.get(&AT_BASE).copied()).unwrap_or(0)
+}
+
+/// Gives a slot back, if it holds a wrapper.
+fn take_back(memory: &ProcessMemory, file: &File, shim: &Shim, at: u64, before: u64) -> bool {
+    let is_ours = memory
+        .read_u64(RemoteAddr(at))
+        .is_ok_and(|value| shim.wrapped(value).is_some());
+    is_ours && file.write_all_at(&before.to_le_bytes(), at).is_ok()
+}
+
+/// Takes out the wrappers of the region that `identity` names, wherever they are: whoever put them there may have been killed, and
+/// a forked child has copies. True if there were ever any.
+///
+/// # Errors
+/// When the process cannot be looked into.
+pub fn restore(memory: &ProcessMemory, identity: &Identity) -> Result<bool, NativeError> {
+    let Some(shim) = Shim::of(memory, identity) else {
+        return Ok(false);
+    };
+    let table = shim.table(memory).ok_or(NativeError::Shim)?;
+    if table.used == 0 {
+        return Ok(false);
+    }
+    let file = open_memory(memory.pid())?;
+    for _ in 0..ROUNDS {
+        let maps = space::maps(memory.pid())?;
+        let objects: Vec<Object> = places(&maps)
+            .take(MAX_OBJECTS)
+            .filter_map(|(place, name)| Object::read(memory, place.base, name))
+            .collect();
+        let stand_in = |which: usize| {
+            objects
+                .iter()
+                .find_map(|object| object.stand_ins.get(which).copied().flatten())
+        };
+        let mut found = false;
+        for slot in objects.iter().flat_map(|object| &object.slots) {
+            let value = memory.read_u64(RemoteAddr(slot.at)).unwrap_or(0);
+            let Some(which) = shim.wrapped(value) else { continue };
+            // A call goes to the function; who takes its address gets that of the program's stand-in.
+            let taken = stand_in(which).filter(|_| slot.lazy.is_none());
+            if let Some(original) = taken.or(table.functions.get(which).copied()) {
+                found |= take_back(memory, &file, &shim, slot.at, original);
+            }
+        }
+        if !found {
+            break;
+        }
+    }
+    Ok(true)
+}
+
+/// True if memory of the process, wherever it is, holds the address of a wrapper: somebody has copied it out of a slot, and
+/// may call it. Also true if there is more memory than can be searched, or it cannot be read.
+#[must_use]
+pub fn is_held(memory: &ProcessMemory, identity: &Identity) -> bool {
+    let Some(shim) = Shim::of(memory, identity) else {
+        return false;
+    };
+    let Ok(maps) = space::maps(memory.pid()) else {
+        return true;
+    };
+    let present = File::open(format!("/proc/{}/pagemap", observe::reachable(memory.pid())));
+    let region = identity.base..identity.base.saturating_add(identity.len);
+    let text = identity.text..identity.text.saturating_add(identity.text_len);
+    let wanted = MMPermissions::READ | MMPermissions::WRITE | MMPermissions::PRIVATE;
+    let mut left = MAX_SEARCH_BYTES;
+    let mut holds = |pages: Range<u64>| {
+        let Some(rest) = left.checked_sub(pages.end - pages.start) else {
+            return true;
+        };
+        left = rest;
+        let len = (pages.end - pages.start) as usize;
+        // What is not mapped any more holds nothing.
+        let bytes = memory.read_vec(RemoteAddr(pages.start), len).unwrap_or_default();
+        let words = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        words
+            .filter(|word| text.contains(word))
+            .any(|word| shim.wrapped(word).is_some())
+    };
+    for map in maps.iter().filter(|map| map.perms.contains(wanted)) {
+        let (start, end) = map.address;
+        if region.contains(&start) {
+            continue;
+        }
+        let mut at = start;
+        while at < end {
+            let next = (at + PAGES_AT_ONCE * PAGE).min(end);
+            let there = present.as_ref().ok().and_then(|file| pages_there(file, at, next));
+            let runs = there.unwrap_or_else(|| std::iter::once(at..next).collect());
+            if runs.into_iter().any(&mut holds) {
+                return true;
+            }
+            at = next;
+        }
+    }
+    false
+}
+
+/// The runs of pages from `start` to `end` that are in memory or swapped out: the others are zero, and are not to be made by
+/// reading them.
+fn pages_there(pagemap: &File, start: u64, end: u64) -> Option<Vec<Range<u64>>> {
+    const THERE: u64 = 0b11 << 62;
+    let mut bytes = vec![0; ((end - start) / PAGE * 8) as usize];
+    pagemap.read_exact_at(&mut bytes, start / PAGE * 8).ok()?;
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    let words = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+    for (number, word) in words.enumerate() {
+        if word & THERE == 0 {
+            continue;
+        }
+        let page = start + number as u64 * PAGE;
+        match runs.last_mut() {
+            Some(run) if run.end == page => run.end = page + PAGE,
+            _ => runs.push(page..page + PAGE),
+        }
+    }
+    Some(runs)
+}

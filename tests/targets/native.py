@@ -1,0 +1,171 @@
+"""Sites in native code of known size and number.
+
+    python native.py LIBRARY [SCALE [COPY.so]]
+
+    -> GO           allocate everything, once         <- TRUTH {"sites": {...}}
+    -> FREE         give everything back              <- TRUTH {"sites": {}}
+    -> CHURN N      N rounds of malloc and free       <- DONE {}
+    -> ELSEWHERE    free every other block of site_calloc by a pointer that the loader was asked for  <- DONE {}
+    -> LOOP         load and unload COPY.so all the time, in a thread of its own; again: end that   <- DONE {"loads"}
+    -> COPY         copy malloc's address             <- DONE {}
+    -> USE          call what was copied              <- DONE {}
+    -> EXIT
+
+LIBRARY is native.c, COPY.so a copy of it. TRUTH's sites are as in accuracy.py, with "domain" and "native", the function in the library. Half of the sites
+are called with the GIL, half without; site_threads by eight threads at once, without.
+"""
+import _ctypes
+import ctypes
+import os
+import sys
+import threading
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from protocol import Commands, ready, say  # noqa: E402
+
+HERE = os.path.abspath(__file__)
+WITH, WITHOUT = ctypes.PyDLL(sys.argv[1]), ctypes.CDLL(sys.argv[1])
+SCALE = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
+SITES = {}
+MIB = 1 << 20
+
+
+def hold(function, native, size, count, unmap=False):
+    count = max(8, int(count * SCALE)) // 8 * 8
+    out = (ctypes.c_void_p * count)()
+    SITES[function] = (out, native, size, unmap)
+    return out, ctypes.c_long(count), ctypes.c_size_t(size)
+
+
+def site_malloc(out, n, size):
+    WITH.site_malloc(out, n, size)  # SITE site_malloc
+
+
+def site_pointer(out, n, size):
+    WITHOUT.site_pointer(out, n, size)  # SITE site_pointer
+
+
+def site_calloc(out, n, size):
+    WITHOUT.site_calloc(out, n, size)  # SITE site_calloc
+
+
+def site_realloc(out, n, size):
+    WITH.site_realloc(out, n, size)  # SITE site_realloc
+
+
+def site_aligned(out, n, size):
+    WITHOUT.site_aligned(out, n, size)  # SITE site_aligned
+
+
+def site_mmap(out, n, size):
+    WITH.site_mmap(out, n, size)  # SITE site_mmap
+
+
+def site_mremap(out, n, size):
+    WITHOUT.site_mremap(out, n, size)  # SITE site_mremap
+
+
+def site_threads(out, n, size):
+    WITHOUT.site_malloc(out, n, size)  # SITE site_threads
+
+
+def allocate():
+    site_malloc(*hold("site_malloc", "site_malloc", 64, 20 * MIB // 64))
+    site_pointer(*hold("site_pointer", "site_pointer", 2048, 4096))
+    site_calloc(*hold("site_calloc", "site_calloc", 4096, 4096))
+    site_realloc(*hold("site_realloc", "site_realloc", 65536, 256))
+    site_aligned(*hold("site_aligned", "site_aligned", 1024, 8192))
+    site_mmap(*hold("site_mmap", "site_mmap", 16 * MIB, 8, True))
+    site_mremap(*hold("site_mremap", "site_mremap", 64 * MIB, 8, True))
+    out, count, size = hold("site_threads", "site_malloc", 512, 32768)
+    each = count.value // 8
+    address = ctypes.addressof(out)
+
+    def work(part):
+        place = ctypes.c_void_p(address + part * each * ctypes.sizeof(ctypes.c_void_p))
+        site_threads(place, ctypes.c_long(each), size)
+
+    threads = [threading.Thread(target=work, args=(part,)) for part in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def give_back():
+    for out, _, size, unmap in SITES.values():
+        if unmap:
+            WITHOUT.unmap(out, ctypes.c_long(len(out)), ctypes.c_size_t(size))
+        else:
+            WITH.give_back(out, ctypes.c_long(len(out)))
+    SITES.clear()
+
+
+def free_elsewhere():
+    out, native, size, unmap = SITES["site_calloc"]
+    free = ctypes.CDLL(None).free
+    for at in range(0, len(out), 2):
+        free(ctypes.c_void_p(out[at]))
+        out[at] = None
+
+
+class Loop(threading.Thread):
+    def __init__(self):
+        super().__init__()
+        self.loads = 0
+        self.ended = False
+
+    def run(self):
+        while not self.ended:
+            library = ctypes.CDLL(sys.argv[3])
+            library.churn(ctypes.c_long(3), ctypes.c_size_t(50))
+            _ctypes.dlclose(library._handle)
+            self.loads += 1
+
+
+def truth():
+    lines = {}
+    with open(HERE) as f:
+        for i, text in enumerate(f, 1):
+            if "# SITE " in text and '"# SITE' not in text:
+                lines[text.split("# SITE ")[1].strip()] = i
+    return {"sites": {
+        name: {"bytes": size * len(out), "count": len(out), "sizes": {size: len(out)}, "function": name, "file": HERE,
+               "line": lines[name], "domain": "mmap" if unmap else "malloc", "native": native}
+        for name, (out, native, size, unmap) in SITES.items()}}
+
+
+def main():
+    commands = Commands()
+    loop = None
+    ready()
+    while True:
+        command, *rest = commands.next().split()
+        if command == "EXIT":
+            break
+        if command == "GO":
+            allocate()
+            say("TRUTH", truth())
+        elif command == "FREE":
+            give_back()
+            say("TRUTH", truth())
+        else:
+            if command == "CHURN":
+                WITHOUT.churn(ctypes.c_long(int(rest[0])), ctypes.c_size_t(100))
+                WITHOUT.vanish(ctypes.c_long(int(rest[0]) // 10), ctypes.c_size_t(100))
+            elif command == "COPY":
+                WITHOUT.copy_address()
+            elif command == "USE":
+                WITHOUT.use_copy()
+            elif command == "ELSEWHERE":
+                free_elsewhere()
+            elif command == "LOOP" and loop is None:
+                loop = Loop()
+                loop.start()
+            elif command == "LOOP":
+                loop.ended = True
+                loop.join()
+            say("DONE", {"loads": loop.loads if loop else 0})
+
+
+main()
