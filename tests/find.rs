@@ -506,7 +506,10 @@ fn interpreters_that_cannot_be_entered() {
     let text = "import posix\nposix.write(1, b'READY\\n')\nposix.read(0, 1)\n";
     std::fs::write(package.join("__init__.py"), text).expect("room");
     // From 3.11 on that package is in the interpreter itself.
-    match interpreters::some(&["3.10", "3.9", "3.8"]).into_iter().next() {
+    match interpreters::some(&["pyenv-3.10", "pyenv-3.9", "pyenv-3.8"])
+        .into_iter()
+        .next()
+    {
         Some(old) => {
             let mut command = Command::new(&old.path);
             command
@@ -515,7 +518,7 @@ fn interpreters_that_cannot_be_entered() {
             let starting = Target::start_command(command, TEST);
             fails(doctor(starting.pid, &[]), 72, "interpreter", "again");
         }
-        None => skipped(TEST, "no Python from before 3.11"),
+        None => skipped(TEST, "no Python from before 3.11 that lets PYTHONPATH come first"),
     }
     let mut ending = Target::start(&python, "states.py", &["shutting_down"]);
     ending.expect("SHUTDOWN");
