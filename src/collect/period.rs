@@ -110,7 +110,9 @@ impl Watch {
             return None;
         }
         let room = self.limits.max_live as f64 / 2.0;
-        let longer = at_least(live.period(), |period| live.survivors(period) <= room)?;
+        // Each may be ahead of the other: the table has seen deaths that `live` has not, `live` was thinned before the table.
+        let ahead = (used as f64 / live.len().max(1) as f64).min(1.0);
+        let longer = at_least(live.period(), |period| live.survivors(period) * ahead <= room)?;
         Some((
             longer,
             format!(
@@ -199,6 +201,39 @@ mod tests {
         assert_eq!(watch.by_room(700, &live), None);
         // The 300 large ones stay at first: 500 small ones must shrink below 200.
         assert_eq!(watch.by_room(800, &live).unwrap().0, 4 * 131_072);
+    }
+
+    #[test]
+    fn what_only_one_of_the_two_has_seen_raises_nothing() {
+        let watch = Watch::new(Limits {
+            max_live: 1000,
+            ..Limits::default()
+        });
+        let known = |period: u64, count: u64| {
+            let mut live = Live::new(period);
+            let (trace, size, born, address, kind) = (0, 100, 0, 0, Kind::RAW_BUFFER);
+            let sample = Sample {
+                trace,
+                size,
+                period,
+                born,
+                address,
+                kind,
+            };
+            for id in 1..=count {
+                live.add(id, sample);
+            }
+            live
+        };
+        // Half of 800 have room, however many deaths are still to be told of.
+        for count in [800, 1000, 5000] {
+            let (longer, _) = watch.by_room(800, &known(131_072, count)).unwrap();
+            assert_eq!(longer, 2 * 131_072, "{count}");
+        }
+        // Births that are still to be told of are waited for.
+        assert_eq!(watch.by_room(800, &known(131_072, 300)), None);
+        // Already thinned, and the table not yet.
+        assert_eq!(watch.by_room(800, &known(2 * 131_072, 400)), None);
     }
 
     #[test]
