@@ -75,50 +75,30 @@ pub enum Inert {
     /// A thread was inside for too long.
     #[error("a thread was still inside")]
     Busy,
-    /// [`silence`] was asked for, no more.
+    /// [`Depth::Silent`] was asked for.
     #[error("it goes when the recording ends")]
     Later,
 }
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Depth {
-    /// The originals back.
+pub enum Depth {
+    /// Only the originals back, if our wrappers are installed; a region without them is cured. Quick, where the proof that no
+    /// thread can come back to the code takes a second: that can wait until the next recording ends.
     Silent,
-    /// The memory away, too. Given the time when [`silence`] put the originals back, that is not done again.
-    Gone { silent_since: Option<Instant> },
+    /// The memory away, too.
+    Gone {
+        /// Since when the originals are back: that is not done again.
+        silent_since: Option<Instant>,
+    },
 }
 
-/// Takes a region of ours out of `pid`. `verify` re-reads the interpreter's allocators: true if none of them points into
+/// Takes a region of ours out of `pid`, as far as `depth` says. `verify` re-reads the interpreter's allocators: true if none of them points into
 /// the given range. `held`, where there are wrappers elsewhere too, looks for their addresses: true if somebody may still call one.
 ///
 /// # Errors
 /// See [`CureError`]; the region can be cured again later.
 pub fn cure(
-    pid: i32,
-    found: &Found,
-    silent_since: Option<Instant>,
-    verify: impl Fn(&std::ops::Range<u64>) -> bool,
-    held: Option<&dyn Fn() -> bool>,
-) -> Result<Cure, CureError> {
-    take_out(pid, found, Depth::Gone { silent_since }, verify, held)
-}
-
-/// Only puts the originals back, if our wrappers are installed; a region without them is cured. Quick, where the proof that
-/// no thread can come back to the code takes a second: that can wait until the next recording ends.
-///
-/// # Errors
-/// See [`CureError`].
-pub fn silence(
-    pid: i32,
-    found: &Found,
-    verify: impl Fn(&std::ops::Range<u64>) -> bool,
-    held: Option<&dyn Fn() -> bool>,
-) -> Result<Cure, CureError> {
-    take_out(pid, found, Depth::Silent, verify, held)
-}
-
-fn take_out(
     pid: i32,
     found: &Found,
     depth: Depth,

@@ -661,8 +661,8 @@ fn dispatches_calls(tid: Pid) -> bool {
     answer >= 0 && config.first().is_some_and(|&mode| mode != 0)
 }
 
-/// True if a signal waits for the thread or its process that it does not block (bit n - 1 of `blocked` for signal n): resuming it now would run the handler
-/// without the EINTR that the program may count on.
+/// True if a signal waits for the thread or its process that it does not block (bit n - 1 of `blocked` for signal n):
+/// resuming it now would run the handler without the EINTR that the program may count on.
 fn signal_pending(tid: Pid, blocked: u64) -> bool {
     const PTRACE_PEEKSIGINFO: PtraceRequest = 0x4209;
     #[repr(C)]

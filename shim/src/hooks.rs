@@ -293,7 +293,26 @@ macro_rules! other_places {
     };
 }
 
-pub(crate) use {find_slot as find_slot_code, other_places};
+/// Asks the filter whether the block in `$block` may be a sample: then "not equal". Uses rax and `$free`.
+macro_rules! filtered {
+    ($block:literal, $free:literal) => {
+        concat!(
+            "mov rax, ",
+            $block,
+            "\n",
+            "shr rax, 8\n",
+            "movzx eax, ax\n",
+            "lea ",
+            $free,
+            ", [rip + {control} + {filter}]\n",
+            "cmp byte ptr [",
+            $free,
+            " + rax], 0\n"
+        )
+    };
+}
+
+pub(crate) use {filtered, find_slot as find_slot_code, other_places};
 
 /// The wrappers of a domain whose requests are taken off the thread's own stream. `$odd` is what `realloc` asks about a
 /// request that may have been counted elsewhere.
@@ -344,11 +363,7 @@ macro_rules! stream_wrappers {
         extern "C" fn $realloc(_ctx: u64, _old: Block, _size: usize) -> Block {
             naked_asm!(
                 $odd,
-                "mov rax, rsi",
-                "shr rax, 8",
-                "movzx eax, ax",
-                "lea r8, [rip + {control} + {filter}]",
-                "cmp byte ptr [r8 + rax], 0",
+                filtered!("rsi", "r8"),
                 "jne {slow}",
                 find_slot!(),
                 "sub [r8 + rcx + {countdown}], rdx",
@@ -451,11 +466,7 @@ macro_rules! free_wrapper {
         #[unsafe(naked)]
         extern "C" fn $name(_ctx: u64, _block: Block) {
             naked_asm!(
-                "mov rax, rsi",
-                "shr rax, 8",
-                "movzx eax, ax",
-                "lea rcx, [rip + {control} + {filter}]",
-                "cmp byte ptr [rcx + rax], 0",
+                filtered!("rsi", "rcx"),
                 "jne 3f",
                 "2:",
                 "jmp [rip + {originals} + {original}]",

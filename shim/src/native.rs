@@ -7,7 +7,7 @@
 //! These may be called at any time by any thread: without the GIL, without a Python thread state, from a signal handler.
 //! The rules of the crate are enough for that, since nothing below the lock calls an allocator.
 
-use crate::hooks::{InFlight, find_slot_code, freed, my_slot, other_places, passed_mark, takes_mark};
+use crate::hooks::{InFlight, filtered, find_slot_code, freed, my_slot, other_places, passed_mark, takes_mark};
 use crate::state::{CONTROL, control, is_on};
 use crate::sys::thread;
 use crate::{live, sample};
@@ -216,11 +216,7 @@ macro_rules! moving {
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
-                "mov rax, rdi",
-                "shr rax, 8",
-                "movzx eax, ax",
-                "lea r8, [rip + {control} + {filter}]",
-                "cmp byte ptr [r8 + rax], 0",
+                filtered!("rdi", "r8"),
                 "jne {slow}",
                 $size,
                 find_slot_code!(),
@@ -337,11 +333,7 @@ fn moved(old: Block, size: usize, mark: Option<u64>, caller: u64, original: impl
 #[unsafe(naked)]
 extern "C" fn free() {
     naked_asm!(
-        "mov rax, rdi",
-        "shr rax, 8",
-        "movzx eax, ax",
-        "lea rcx, [rip + {control} + {filter}]",
-        "cmp byte ptr [rcx + rax], 0",
+        filtered!("rdi", "rcx"),
         "jne 3f",
         "2:",
         "jmp [rip + {native} + {original}]",
@@ -427,11 +419,7 @@ extern "C" fn mmap_slow(
 #[unsafe(naked)]
 extern "C" fn munmap() {
     naked_asm!(
-        "mov rax, rdi",
-        "shr rax, 8",
-        "movzx eax, ax",
-        "lea rcx, [rip + {control} + {filter}]",
-        "cmp byte ptr [rcx + rax], 0",
+        filtered!("rdi", "rcx"),
         "jne 3f",
         "jmp [rip + {native} + {original}]",
         "3:",
@@ -478,11 +466,7 @@ extern "C" fn mremap() {
     naked_asm!(
         "cmp rdx, [rip + {control} + {threshold}]",
         "jae 3f",
-        "mov rax, rdi",
-        "shr rax, 8",
-        "movzx eax, ax",
-        "lea r9, [rip + {control} + {filter}]",
-        "cmp byte ptr [r9 + rax], 0",
+        filtered!("rdi", "r9"),
         "jne 3f",
         "jmp [rip + {native} + {original}]",
         "3:",

@@ -1,8 +1,9 @@
 //! Which processes are meant, now and in future: a process and its descendants, all of the host, or those of a cgroup.
 //!
-//! Looked at ten times a second, so only what is new is read: the number that the kernel gave last tells whether anybody came, the
-//! names in `/proc` who (if many came), and a process's start time, read again each second, that its number was not given to another one. Whether a process is Python is asked by the
-//! caller, when it has had a moment to become what it is going to be.
+//! Looked at ten times a second, so only what is new is read: the number that the kernel gave last tells whether anybody came,
+//! the names in `/proc` who (if many came), and a process's start time, read again each second, that its number was not given
+//! to another one. Whether a process is Python is asked by the caller, when it has had a moment to become what it is going to
+//! be.
 
 use super::candidates::WHOLE_COMMAND_CHARS;
 use super::process::{Facts, ProcessId, own_family};

@@ -134,7 +134,9 @@ pub struct ElfFile {
     file: Option<File>,
     len: u64,
     /// Of one that was found in memory: the dynamic symbol table and its strings.
-    dynamic: Option<(Vec<u8>, Vec<u8>)>,
+    symbols: Option<(Vec<u8>, Vec<u8>)>,
+    /// The same one's dynamic section.
+    pub dynamic: Option<Dynamic>,
     /// How much of each thread's local storage belongs to it, rounded up as the loader does; 0 for none.
     pub tls_bytes: u64,
     /// Linked for any address (a PIE or a shared library), else for a fixed one.
@@ -196,6 +198,7 @@ impl ElfFile {
             segments,
             sections,
             file: Some(file),
+            symbols: None,
             dynamic: None,
             tls_bytes,
         })
@@ -233,11 +236,16 @@ impl ElfFile {
         let dynamic = headers
             .iter()
             .find(|h| h.p_type == PT_DYNAMIC)
-            .map(|h| dynamic_symbols(mem, h.p_vaddr.wrapping_add(bias), bias))
+            .map(|h| Dynamic::read(mem, h.p_vaddr.wrapping_add(bias), bias))
+            .transpose()?;
+        let symbols = dynamic
+            .as_ref()
+            .map(|dynamic| dynamic_symbols(mem, dynamic))
             .transpose()?;
         let file = Self {
             file: None,
             len: 0,
+            symbols,
             dynamic,
             tls_bytes: tls_bytes(&headers),
             position_independent: header.e_type != header::ET_EXEC,
@@ -332,7 +340,7 @@ impl ElfFile {
     /// When a symbol table is damaged or too large.
     pub fn symbols(&self, wanted: &[&'static str]) -> Result<Symbols, ElfError> {
         let mut found = HashMap::new();
-        if let Some((table, names)) = &self.dynamic {
+        if let Some((table, names)) = &self.symbols {
             symbols_in(table, names, true, wanted, &mut found)?;
             return Ok(found);
         }
@@ -352,7 +360,7 @@ impl ElfFile {
         /// A CPython's has 1 MB.
         const MAX_BYTES: u64 = 16 << 20;
         let mut found = HashMap::new();
-        if let Some((table, names)) = &self.dynamic {
+        if let Some((table, names)) = &self.symbols {
             functions_in(table, names, addresses, &mut found)?;
         }
         // The full table first: it has the names that are not exported, too.
@@ -365,6 +373,12 @@ impl ElfFile {
             }
         }
         Ok(found)
+    }
+
+    /// The strings of the dynamic symbols of a file that was found in memory.
+    #[must_use]
+    pub fn dynamic_strings(&self) -> Option<&[u8]> {
+        self.symbols.as_ref().map(|(_, strings)| strings.as_slice())
     }
 
     fn symbols_of(
@@ -453,36 +467,64 @@ fn tls_bytes(headers: &[ProgramHeader]) -> u64 {
     })
 }
 
-/// The dynamic symbol table and its strings, by the dynamic section at `at`.
-fn dynamic_symbols(mem: &ProcessMemory, at: u64, bias: u64) -> Result<(Vec<u8>, Vec<u8>), ElfError> {
-    /// No dynamic section has more entries.
-    const MAX_ENTRIES: usize = 512;
+/// A dynamic section in memory: values by tag.
+#[derive(Debug)]
+pub struct Dynamic {
+    values: HashMap<u64, u64>,
+    bias: u64,
+}
+
+impl Dynamic {
+    /// Reads the one at `at`.
+    fn read(mem: &ProcessMemory, at: u64, bias: u64) -> Result<Self, ElfError> {
+        /// None has more entries.
+        const MAX_ENTRIES: u64 = 512;
+        let mut values = HashMap::new();
+        for number in 0..MAX_ENTRIES {
+            let entry: [u8; 16] = mem.read_array(RemoteAddr(at.wrapping_add(number * 16)))?;
+            let entry = u128::from_le_bytes(entry);
+            let (tag, value) = (entry as u64, (entry >> 64) as u64);
+            if tag == 0 {
+                break;
+            }
+            values.insert(tag, value);
+        }
+        Ok(Self { values, bias })
+    }
+
+    /// What stands under a tag.
+    #[must_use]
+    pub fn value(&self, tag: u64) -> Option<u64> {
+        self.values.get(&tag).copied()
+    }
+
+    /// The same as an address: glibc's loader adds the bias in place, musl's does not.
+    #[must_use]
+    pub fn address(&self, tag: u64) -> Option<u64> {
+        let value = self.value(tag)?;
+        Some(if value < self.bias {
+            value.wrapping_add(self.bias)
+        } else {
+            value
+        })
+    }
+}
+
+/// The dynamic symbol table and its strings.
+fn dynamic_symbols(mem: &ProcessMemory, dynamic: &Dynamic) -> Result<(Vec<u8>, Vec<u8>), ElfError> {
     const DT_HASH: u64 = 4;
     const DT_STRTAB: u64 = 5;
     const DT_SYMTAB: u64 = 6;
     const DT_STRSZ: u64 = 10;
     const DT_GNU_HASH: u64 = 0x6fff_fef5;
     let damaged = || ElfError::Damaged("the dynamic section");
-    let mut values = HashMap::new();
-    for number in 0..MAX_ENTRIES as u64 {
-        let entry = RemoteAddr(at.wrapping_add(number * 16));
-        let tag = mem.read_u64(entry)?;
-        if tag == 0 {
-            break;
-        }
-        values.insert(tag, mem.read_u64(entry.checked_add(8).ok_or_else(damaged)?)?);
-    }
-    // glibc's loader adds the bias in place, musl's does not.
-    let address = |tag: u64| {
-        let value = *values.get(&tag)?;
-        Some(if value < bias { value.wrapping_add(bias) } else { value })
-    };
+    let address = |tag: u64| dynamic.address(tag);
     let count = match (address(DT_HASH), address(DT_GNU_HASH)) {
         (Some(hash), _) => u64::from(mem.read_u32(RemoteAddr(hash.wrapping_add(4)))?),
         (None, Some(hash)) => count_by_gnu_hash(mem, hash)?,
         (None, None) => return Err(damaged()),
     };
-    let (Some(symbols), Some(strings), Some(&len)) = (address(DT_SYMTAB), address(DT_STRTAB), values.get(&DT_STRSZ))
+    let (Some(symbols), Some(strings), Some(len)) = (address(DT_SYMTAB), address(DT_STRTAB), dynamic.value(DT_STRSZ))
     else {
         return Err(damaged());
     };

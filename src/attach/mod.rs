@@ -20,6 +20,7 @@ pub mod interpreter;
 pub mod module;
 pub mod native;
 mod own_state;
+pub mod pages;
 pub mod place;
 pub mod preflight;
 pub mod privileges;

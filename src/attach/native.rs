@@ -8,6 +8,7 @@
 //! An object that is unloaded while we write could leave its place to another one. So a new object is left alone until it has
 //! been seen twice, and a file that was unloaded once is not touched again.
 
+use super::pages::{PAGE, PRESENT, Pagemap, SWAPPED, Words};
 use super::slots::{FileId, Object, Place, Slot, places};
 use crate::attach::interpreter::Interpreter;
 use procfs::process::{MMPermissions, MemoryMap};
@@ -36,8 +37,7 @@ const ENOUGH_LOOKS: u32 = 2;
 const ROUNDS: usize = 3;
 /// Most memory that is searched for copies of our addresses.
 const MAX_SEARCH_BYTES: u64 = 8 << 30;
-/// Pages, and how many are read at once.
-const PAGE: u64 = 4096;
+/// Pages that are looked up at once.
 const PAGES_AT_ONCE: u64 = 512;
 
 /// How many objects and slots have wrappers, and what has not.
@@ -339,21 +339,14 @@ impl Native {
             known.object.range.clone(),
             known.object.is_libc,
         );
+        let is_ours = |at: u64| {
+            let value = self.memory.read_u64(RemoteAddr(at));
+            value.is_ok_and(|value| self.shim.wrapped(value).is_some())
+        };
         let mut had = self.saved.range(range.clone()).map(|(&at, _)| at).peekable();
-        if had.peek().is_some() {
-            let is_ours = |at: u64| {
-                self.memory
-                    .read_u64(RemoteAddr(at))
-                    .map(|value| self.shim.wrapped(value).is_some())
-            };
-            let mut any = false;
-            for at in had {
-                any |= is_ours(at).unwrap_or(false);
-            }
-            if !any {
-                self.give_up(place);
-                return Ok(());
-            }
+        if had.peek().is_some() && !had.any(is_ours) {
+            self.give_up(place);
+            return Ok(());
         }
         for slot in slots {
             // What the C library maps for itself is not a program's memory.
@@ -530,23 +523,19 @@ pub fn is_held(memory: &ProcessMemory, identity: &Identity) -> bool {
     let Ok(maps) = space::maps(memory.pid()) else {
         return true;
     };
-    let present = File::open(format!("/proc/{}/pagemap", observe::reachable(memory.pid())));
+    let present = Pagemap::open(observe::reachable(memory.pid()));
     let region = identity.base..identity.base.saturating_add(identity.len);
     let text = identity.text..identity.text.saturating_add(identity.text_len);
     let wanted = MMPermissions::READ | MMPermissions::WRITE | MMPermissions::PRIVATE;
-    let mut left = MAX_SEARCH_BYTES;
+    let (mut left, mut words) = (MAX_SEARCH_BYTES, Words::default());
     let mut holds = |pages: Range<u64>| {
         let Some(rest) = left.checked_sub(pages.end - pages.start) else {
             return true;
         };
         left = rest;
-        let len = (pages.end - pages.start) as usize;
-        // What is not mapped any more holds nothing.
-        let bytes = memory.read_vec(RemoteAddr(pages.start), len).unwrap_or_default();
-        let words = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
-        words
-            .filter(|word| text.contains(word))
-            .any(|word| shim.wrapped(word).is_some())
+        words.any(memory, pages, |word| {
+            text.contains(&word) && shim.wrapped(word).is_some()
+        })
     };
     for map in maps.iter().filter(|map| map.perms.contains(wanted)) {
         let (start, end) = map.address;
@@ -556,7 +545,7 @@ pub fn is_held(memory: &ProcessMemory, identity: &Identity) -> bool {
         let mut at = start;
         while at < end {
             let next = (at + PAGES_AT_ONCE * PAGE).min(end);
-            let there = present.as_ref().ok().and_then(|file| pages_there(file, at, next));
+            let there = present.as_ref().ok().and_then(|pages| pages_there(pages, at..next));
             let runs = there.unwrap_or_else(|| std::iter::once(at..next).collect());
             if runs.into_iter().any(&mut holds) {
                 return true;
@@ -567,23 +556,13 @@ pub fn is_held(memory: &ProcessMemory, identity: &Identity) -> bool {
     false
 }
 
-/// The runs of pages from `start` to `end` that are in memory or swapped out: the others are zero, and are not to be made by
+/// The runs of pages in `range` that are in memory or swapped out: the others are zero, and are not to be made by
 /// reading them.
-fn pages_there(pagemap: &File, start: u64, end: u64) -> Option<Vec<Range<u64>>> {
-    const THERE: u64 = 0b11 << 62;
-    let mut bytes = vec![0; ((end - start) / PAGE * 8) as usize];
-    pagemap.read_exact_at(&mut bytes, start / PAGE * 8).ok()?;
+fn pages_there(pagemap: &Pagemap, range: Range<u64>) -> Option<Vec<Range<u64>>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
-    let words = bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
-    for (number, word) in words.enumerate() {
-        if word & THERE == 0 {
-            continue;
-        }
-        let page = start + number as u64 * PAGE;
-        match runs.last_mut() {
-            Some(run) if run.end == page => run.end = page + PAGE,
-            _ => runs.push(page..page + PAGE),
-        }
-    }
-    Some(runs)
+    let found = pagemap.pages(range, PRESENT | SWAPPED, |page| match runs.last_mut() {
+        Some(run) if run.end == page => run.end = page + PAGE,
+        _ => runs.push(page..page + PAGE),
+    });
+    found.is_ok().then_some(runs)
 }

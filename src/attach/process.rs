@@ -4,11 +4,11 @@
 //! [`ProcessId::is_alive`]. What it refuses to do: open anything in the process, or need a right that `/proc` does not
 //! give to everyone (except where a function says so).
 
+use super::pages::{PAGE, PRESENT, Pagemap, SWAPPED};
 use procfs::process::{MMapPath, Process, Stat};
 use procfs::{Current, ProcError, ProcResult};
 use pyheap_injector::observe::{self, Kind};
 use std::collections::HashSet;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -214,16 +214,15 @@ impl MemoryUse {
 /// needs the rights of a debugger) or is more than 1 GiB.
 #[must_use]
 pub fn resident_bytes(pid: i32, base: u64, len: u64) -> Option<u64> {
-    const PAGE: u64 = 4096;
-    /// Present, or swapped out.
-    const THERE: u64 = 3 << 62;
-    let pages = usize::try_from(len / PAGE).ok().filter(|pages| *pages <= 1 << 18)?;
-    let pagemap = std::fs::File::open(format!("/proc/{pid}/pagemap")).ok()?;
-    let mut entries = vec![0; pages * 8];
-    pagemap.read_exact_at(&mut entries, base / PAGE * 8).ok()?;
-    let (entries, _) = entries.as_chunks::<8>();
-    let there = entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & THERE != 0);
-    Some(there.count() as u64 * PAGE)
+    const MOST: u64 = 1 << 30;
+    let len = Some(len).filter(|len| *len / PAGE <= MOST / PAGE)?;
+    let base = base / PAGE * PAGE;
+    let mut pages = 0;
+    let range = base..base.checked_add(len)?;
+    Pagemap::open(pid)
+        .and_then(|pagemap| pagemap.pages(range, PRESENT | SWAPPED, |_| pages += 1))
+        .ok()?;
+    Some(pages * PAGE)
 }
 
 /// The proportional share of memory: shared pages count by their number of users. In bytes.

@@ -7,6 +7,7 @@
 use super::frozen;
 use super::interpreter::Interpreter;
 use super::native::{self, Coverage, Native, NativeError};
+use super::pages::Words;
 use super::preflight::Target;
 use super::process::ProcessId;
 use super::thread_number;
@@ -14,7 +15,7 @@ use crate::frames::Layout;
 use crate::frames::layout::TopFrame;
 use procfs::process::{MMapPath, MemoryMap};
 use pyheap_injector::copy::CopyError;
-use pyheap_injector::cure::{self, Cure, CureError, Inert};
+use pyheap_injector::cure::{self, Cure, CureError, Depth, Inert};
 use pyheap_injector::hijack::Hijacked;
 use pyheap_injector::image::ImageError;
 use pyheap_injector::infect::{self, Found, Owner};
@@ -26,7 +27,7 @@ use pyheap_protocol::control::{
 use pyheap_protocol::{OLDEST_CURABLE, domain};
 use std::mem::offset_of;
 use std::ops::Range;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -40,8 +41,6 @@ const SHORTEST_ROUTED_PERIOD: u64 = 32 << 10;
 const HEARTBEAT: Duration = Duration::from_millis(1500);
 /// Most bytes of the interpreter's data that are searched for its allocators.
 const MAX_DATA_BYTES: u64 = 64 << 20;
-/// Of which so many are read at once.
-const PIECE: usize = 64 << 10;
 
 /// Most bytes of address space that the shim takes in a target.
 #[must_use]
@@ -314,12 +313,7 @@ impl Session {
         let config = match config(&infection, &target, options) {
             Ok(config) => config,
             Err(error) => {
-                let _ = cure_regions(
-                    pid,
-                    &target.interpreter,
-                    &[Found::Region(*infection.identity())],
-                    How::Gone(&[]),
-                );
+                take_away(&infection, &target.interpreter);
                 return Err(error);
             }
         };
@@ -332,12 +326,7 @@ impl Session {
             // Nothing is installed, and the region can go; unless a thread is yet to come to it. Then it stays, inert, for
             // the next pyheap.
             if !matches!(source, InfectError::Slow { .. }) {
-                let _ = cure_regions(
-                    pid,
-                    &target.interpreter,
-                    &[Found::Region(*infection.identity())],
-                    How::Gone(&[]),
-                );
+                take_away(&infection, &target.interpreter);
             }
             return Err(infect_error(source));
         }
@@ -380,17 +369,21 @@ impl Session {
 
     /// Sees to the objects that the process has loaded and unloaded. Call it once a second.
     pub fn look_for_objects(&self) {
-        if let Some(native) = &self.native {
+        if let Some(mut native) = self.native() {
             // A process that cannot be looked into is one that ends.
-            let _ = native.lock().unwrap_or_else(PoisonError::into_inner).look();
+            let _ = native.look();
         }
     }
 
     /// What of its native code is covered; `None` without `native`.
     #[must_use]
     pub fn coverage(&self) -> Option<Coverage> {
+        Some(self.native()?.coverage())
+    }
+
+    fn native(&self) -> Option<MutexGuard<'_, Native>> {
         let native = self.native.as_ref()?;
-        Some(native.lock().unwrap_or_else(PoisonError::into_inner).coverage())
+        Some(native.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Writes down where the live allocators are, for detaching and for whoever has to clean up after us.
@@ -486,8 +479,8 @@ impl Session {
 
     fn detach_once(&mut self) -> Result<Cure, CureError> {
         self.detached = true;
-        if let Some(native) = &self.native {
-            native.lock().unwrap_or_else(PoisonError::into_inner).take_out();
+        if let Some(mut native) = self.native() {
+            native.take_out();
         }
         let pid = self.infection.pid();
         let own = *self.infection.identity();
@@ -607,10 +600,16 @@ fn bare_allocators(memory: &ProcessMemory, identity: &Identity) -> Option<Alloca
 /// How far regions are cured.
 #[derive(Debug, Clone, Copy)]
 enum How<'a> {
-    /// See [`cure::silence`].
+    /// See [`Depth::Silent`].
     Silent,
     /// Until nothing is left; of these regions (by their base) the originals are back since then.
     Gone(&'a [(u64, Instant)]),
+}
+
+/// Takes away what could not be started.
+fn take_away(infection: &Infection, interpreter: &Interpreter) {
+    let region = Found::Region(*infection.identity());
+    let _ = cure_regions(infection.pid(), interpreter, &[region], How::Gone(&[]));
 }
 
 /// Cures regions of one process, one after the other. Where one could not go because of another one that has gone now
@@ -626,7 +625,7 @@ fn cure_regions(pid: i32, interpreter: &Interpreter, all: &[Found], how: How<'_>
         .collect();
     let cure_one = |found: &Found| match found {
         Found::Region(identity) => cure_region(pid, interpreter, *identity, &bare, how),
-        Found::Empty { .. } => cure::cure(pid, found, None, |_| true, None),
+        Found::Empty { .. } => cure::cure(pid, found, Depth::Gone { silent_since: None }, |_| true, None),
     };
     let mut outcomes: Vec<_> = all.iter().map(cure_one).collect();
     let is_clean = |outcome: &Result<Cure, CureError>| matches!(outcome, Ok(Cure::Clean(_)));
@@ -707,13 +706,16 @@ fn cure_region(
         Some(&is_held)
     };
     let found = Found::Region(identity);
-    let outcome = match how {
-        How::Silent => cure::silence(pid, &found, verify, held),
+    let depth = match how {
+        How::Silent => Depth::Silent,
         How::Gone(silent) => {
-            let since = silent.iter().find(|(base, _)| *base == identity.base);
-            cure::cure(pid, &found, since.map(|(_, since)| *since), verify, held)
+            let known = silent.iter().find(|(base, _)| *base == identity.base);
+            Depth::Gone {
+                silent_since: known.map(|(_, since)| *since),
+            }
         }
     };
+    let outcome = cure::cure(pid, &found, depth, verify, held);
     if is_copy && !matches!(outcome, Ok(Cure::Clean(_))) {
         // What stays is to be known as a copy again, which nobody uses.
         memory.write(config_word(&identity, offset_of!(Config, region)), &[0; 8])?;
@@ -749,26 +751,14 @@ fn is_remembered(memory: &ProcessMemory, interpreter: &Interpreter, text: &Range
     // Some are there twice.
     ranges.sort_by_key(|range| (range.start, range.end));
     ranges.dedup();
-    let mut left = MAX_DATA_BYTES;
-    // Megabytes of fresh memory at each look would cost more than to read them.
-    let mut buffer = vec![0; PIECE];
-    for range in ranges {
+    let (mut left, mut words) = (MAX_DATA_BYTES, Words::default());
+    ranges.into_iter().any(|range| {
         let len = range.end.saturating_sub(range.start).min(left);
         left -= len;
-        for offset in (0..len).step_by(PIECE) {
-            let piece = buffer
-                .get_mut(..(len - offset).min(PIECE as u64) as usize)
-                .unwrap_or_default();
-            // What is not mapped (any more) holds nothing.
-            let at = RemoteAddr(range.start.saturating_add(offset));
-            let is_read = memory.read_into(at, piece).is_ok();
-            let mut words = piece.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
-            if is_read && words.any(|word| text.contains(&word)) {
-                return true;
-            }
-        }
-    }
-    false
+        words.any(memory, range.start..range.start.saturating_add(len), |word| {
+            text.contains(&word)
+        })
+    })
 }
 
 /// The writable segments of the ELF file whose first page is mapped at `start`, .bss included and nothing else; none if it

@@ -4,12 +4,11 @@
 //! is a slot of `malloc`, say, because a relocation says so: the loader has written the function's address there, or (a slot
 //! that is bound at the first call) the address of the stub that asks the loader.
 
-use super::elf::ElfFile;
+use super::elf::{Dynamic, ElfFile};
 use super::process::printable;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap};
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
 use pyheap_protocol::control::native::{COUNT, NAMES};
-use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
@@ -17,8 +16,6 @@ use std::path::Path;
 const MAX_TABLE_BYTES: u64 = 64 << 20;
 /// Most slots of one object: there is one a function, and a few in tables.
 const MAX_SLOTS: usize = 1024;
-/// No dynamic section has more entries.
-const MAX_ENTRIES: usize = 1024;
 /// Bytes of a relocation with addend, and of a symbol.
 const RELOCATION_BYTES: usize = 24;
 const SYMBOL_BYTES: u64 = 24;
@@ -102,9 +99,14 @@ impl Object {
             let symbol = symbols.get(name).filter(|symbol| symbol.function)?;
             Some(symbol.address.wrapping_add(bias))
         });
-        let dynamic = Dynamic::read(memory, &range, bias)?;
+        let relocations = Relocations {
+            elf: &elf,
+            dynamic: elf.dynamic.as_ref()?,
+            range: range.clone(),
+            bias,
+        };
         let mut stand_ins = [None; COUNT];
-        let slots = dynamic.slots(memory, &mut stand_ins)?;
+        let slots = relocations.slots(memory, &mut stand_ins)?;
         Some(Self {
             name,
             range,
@@ -116,64 +118,29 @@ impl Object {
     }
 }
 
-/// What the dynamic section says.
-struct Dynamic {
-    values: HashMap<u64, u64>,
+/// Where the relocations of an object are.
+struct Relocations<'a> {
+    elf: &'a ElfFile,
+    dynamic: &'a Dynamic,
     range: Range<u64>,
     bias: u64,
 }
 
-impl Dynamic {
+impl Relocations<'_> {
     const PLT_BYTES: u64 = 2;
-    const STRINGS: u64 = 5;
     const SYMBOLS: u64 = 6;
     const RELOCATIONS: u64 = 7;
     const RELOCATION_BYTES: u64 = 8;
-    const STRING_BYTES: u64 = 10;
     const PLT: u64 = 23;
     const RELATIVE: u64 = 0x6fff_fff9;
 
-    fn read(memory: &ProcessMemory, range: &Range<u64>, bias: u64) -> Option<Self> {
-        const DYNAMIC: u32 = 2;
-        const HEADER_BYTES: u64 = 56;
-        let base = range.start;
-        let table = base.checked_add(memory.read_u64(RemoteAddr(base + 0x20)).ok()?)?;
-        let count = u64::from(memory.read_u32(RemoteAddr(base + 0x38)).ok()? & 0xffff);
-        let at = (0..count).find_map(|number| {
-            let header = table.checked_add(number * HEADER_BYTES)?;
-            let kind = memory.read_u32(RemoteAddr(header)).ok()?;
-            (kind == DYNAMIC).then(|| memory.read_u64(RemoteAddr(header + 16)).ok())?
-        })?;
-        let at = bias.wrapping_add(at);
-        let mut values = HashMap::new();
-        for number in 0..MAX_ENTRIES as u64 {
-            let entry: [u8; 16] = memory.read_array(RemoteAddr(at.checked_add(number * 16)?)).ok()?;
-            let (tag, value) = (word(&entry, 0)?, word(&entry, 8)?);
-            if tag == 0 {
-                break;
-            }
-            values.insert(tag, value);
-        }
-        Some(Self {
-            values,
-            range: range.clone(),
-            bias,
-        })
-    }
-
     fn value(&self, tag: u64) -> Option<u64> {
-        self.values.get(&tag).copied()
+        self.dynamic.value(tag)
     }
 
-    /// An address within the object: glibc's loader adds the bias in place, musl's does not.
+    /// An address within the object.
     fn address(&self, tag: u64) -> Option<u64> {
-        let value = self.value(tag)?;
-        let address = if self.range.contains(&value) {
-            value
-        } else {
-            value.wrapping_add(self.bias)
-        };
-        self.range.contains(&address).then_some(address)
+        self.dynamic.address(tag).filter(|address| self.range.contains(address))
     }
 
     fn table(&self, memory: &ProcessMemory, address: u64, len: u64) -> Option<Vec<u8>> {
@@ -212,7 +179,7 @@ impl Dynamic {
         let Some(last) = found.iter().map(|&(_, symbol, _)| symbol).max() else {
             return Some(Vec::new());
         };
-        let names = self.table(memory, self.address(Self::STRINGS)?, self.value(Self::STRING_BYTES)?)?;
+        let names = self.elf.dynamic_strings()?;
         let symbols = (u64::from(last) + 1) * SYMBOL_BYTES;
         let symbols = self.table(memory, self.address(Self::SYMBOLS)?, symbols)?;
         let mut slot = |&(at, symbol, lazy): &(u64, u32, Option<u32>)| {

@@ -185,23 +185,21 @@ pub fn why(census: &Census, why: &Why, omitted: usize) -> String {
     if omitted > 0 {
         text += &format!("{} more ways (--limit shows them)\n", count(omitted as f64));
     }
+    let row = |retained: u64, name: &str, what: &str| {
+        let (retained, name) = (bytes(retained as f64), clean(name));
+        format!("{retained:>COUNT$}  {name} ({what})\n")
+    };
     text += "\ntypes, and what would be free without all objects of each\n";
     for of in why.types.iter().take(10) {
-        text += &format!(
-            "{:>COUNT$}  {} ({} objects)\n",
-            bytes(of.retained_bytes as f64),
-            clean(&of.name),
-            count(of.count as f64)
+        text += &row(
+            of.retained_bytes,
+            &of.name,
+            &format!("{} objects", count(of.count as f64)),
         );
     }
     text += "\nvariables of modules, and what would be free without each\n";
     for holder in why.globals.iter().take(10) {
-        text += &format!(
-            "{:>COUNT$}  {} ({})\n",
-            bytes(holder.retained_bytes as f64),
-            clean(&holder.name),
-            clean(&holder.kind)
-        );
+        text += &row(holder.retained_bytes, &holder.name, &clean(&holder.kind));
     }
     text
 }

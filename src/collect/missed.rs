@@ -28,7 +28,7 @@ const MOST_SPARE: u64 = 3 * 4096;
 
 /// A live sample of native memory.
 #[derive(Debug, Clone, Copy)]
-struct Block {
+pub struct Block {
     id: u64,
     address: u64,
     size: u64,
@@ -59,8 +59,8 @@ impl MissedFrees {
         })
     }
 
-    /// Ids of samples that were freed without our knowledge, `now` after the start.
-    pub fn look(&mut self, live: &Live, now: Duration) -> Vec<u64> {
+    /// The samples that are looked at this time, `now` after the start.
+    pub fn choose(&mut self, live: &Live, now: Duration) -> Vec<Block> {
         let before = u64::try_from(now.saturating_sub(MIN_AGE).as_millis()).unwrap_or(0);
         let mut blocks: Vec<Block> = live
             .native_samples()
@@ -78,10 +78,11 @@ impl MissedFrees {
         blocks.truncate(AT_ONCE);
         let mut others = blocks.iter().filter(|block| !self.suspects.contains(&block.id));
         self.last = others.next_back().map_or(0, |block| block.id);
-        self.judge(&blocks)
+        blocks
     }
 
-    fn judge(&mut self, blocks: &[Block]) -> Vec<u64> {
+    /// Ids of those of them that were freed without our knowledge. Reads the process.
+    pub fn judge(&mut self, blocks: &[Block]) -> Vec<u64> {
         if blocks.is_empty() {
             self.suspects.clear();
             return Vec::new();

@@ -386,7 +386,8 @@ impl Recorder {
     fn look_for_missed_frees(&mut self) {
         let at = self.elapsed();
         let Some(missed) = &mut self.missed else { return };
-        let ids = missed.look(&lock(&self.live), at);
+        let blocks = missed.choose(&lock(&self.live), at);
+        let ids = missed.judge(&blocks);
         if let (false, Some(resolver)) = (ids.is_empty(), &self.to_resolver) {
             let _ = resolver.send(Chunk::Missed { at, ids });
         }

@@ -2,22 +2,15 @@
 //!
 //! A page that is not there is not read either: reading it from outside would bring it there.
 
+pub use crate::attach::pages::PAGE;
+use crate::attach::pages::{PRESENT, Pagemap, SWAPPED};
 use procfs::ProcResult;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use pyheap_injector::{RemoteAddr, RemoteMemory};
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
-/// Pages.
-pub const PAGE: u64 = 4096;
 /// Pages of address space that are looked up in all, 256 GiB: an entry for each is read.
 const MAX_PAGES: u64 = 64 << 20;
-/// Bits of an entry of `/proc/PID/pagemap`.
-const PRESENT: u64 = 1 << 63;
-const SWAPPED: u64 = 1 << 62;
-/// Entries that are read at once.
-const ENTRIES: u64 = 64 << 10;
 
 /// What is mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,29 +125,17 @@ impl Resident {
     }
 
     fn with<'a>(pid: i32, mappings: impl Iterator<Item = &'a Mapping>, bits: u64) -> std::io::Result<Self> {
-        let file = File::open(format!("/proc/{pid}/pagemap"))?;
+        let pagemap = Pagemap::open(pid)?;
         let mut found = Self::default();
         let mut left = MAX_PAGES;
-        let mut entries = Vec::new();
         for map in mappings {
-            let (mut page, end) = (map.range.start / PAGE, map.range.end / PAGE);
-            if end.saturating_sub(page) > left {
+            let pages = (map.range.end / PAGE).saturating_sub(map.range.start / PAGE);
+            if pages > left {
                 found.unknown += map.range.end - map.range.start;
                 continue;
             }
-            left -= end.saturating_sub(page);
-            while page < end {
-                let count = (end - page).min(ENTRIES);
-                entries.resize(count as usize * 8, 0);
-                file.read_exact_at(&mut entries, page * 8)?;
-                let (words, _) = entries.as_chunks::<8>();
-                for (number, word) in words.iter().enumerate() {
-                    if u64::from_le_bytes(*word) & bits != 0 {
-                        found.add(page + number as u64);
-                    }
-                }
-                page += count;
-            }
+            left -= pages;
+            pagemap.pages(map.range.clone(), bits, |page| found.add(page / PAGE))?;
         }
         Ok(found)
     }

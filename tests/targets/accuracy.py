@@ -17,7 +17,7 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from protocol import Commands, ready, say  # noqa: E402
+from protocol import Commands, ready, say, site_lines  # noqa: E402
 
 HDR = sys.getsizeof(b"", 33)
 HERE = os.path.abspath(__file__)
@@ -116,11 +116,7 @@ def allocate(scale):
 
 
 def truth():
-    lines = {}
-    with open(HERE) as f:
-        for i, text in enumerate(f, 1):
-            if "# SITE " in text and '"# SITE' not in text:
-                lines[text.split("# SITE ")[1].strip()] = i
+    lines = site_lines(HERE)
     sites = {}
     for name, sizes in SIZES.items():
         sites[name] = {"bytes": sum(s * c for s, c in sizes.items()), "count": sum(sizes.values()), "sizes": sizes,

@@ -21,7 +21,7 @@ import sys
 import threading
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from protocol import Commands, ready, say  # noqa: E402
+from protocol import Commands, ready, say, site_lines  # noqa: E402
 
 HERE = os.path.abspath(__file__)
 WITH, WITHOUT = ctypes.PyDLL(sys.argv[1]), ctypes.CDLL(sys.argv[1])
@@ -124,11 +124,7 @@ class Loop(threading.Thread):
 
 
 def truth():
-    lines = {}
-    with open(HERE) as f:
-        for i, text in enumerate(f, 1):
-            if "# SITE " in text and '"# SITE' not in text:
-                lines[text.split("# SITE ")[1].strip()] = i
+    lines = site_lines(HERE)
     return {"sites": {
         name: {"bytes": size * len(out), "count": len(out), "sizes": {size: len(out)}, "function": name, "file": HERE,
                "line": lines[name], "domain": "mmap" if unmap else "malloc", "native": native}

@@ -36,6 +36,16 @@ class Commands:
         return line.decode().strip()
 
 
+def site_lines(path):
+    """The lines of a target that are marked `# SITE name`, by name."""
+    lines = {}
+    with open(path) as f:
+        for i, text in enumerate(f, 1):
+            if "# SITE " in text and '"# SITE' not in text:
+                lines[text.split("# SITE ")[1].strip()] = i
+    return lines
+
+
 def rss_kb():
     with open("/proc/self/status") as f:
         for line in f:

@@ -18,12 +18,6 @@ use std::time::Duration;
 
 /// A census may take so long.
 const MAX_TIME: Duration = Duration::from_secs(600);
-/// How long a thread may stand still, and how long a copy may live: as of `pyheap census`.
-const LIMITS: Limits = Limits {
-    max_pause: Duration::from_millis(250),
-    max_freeze: Duration::from_secs(60),
-};
-
 /// When a census of a recording was taken.
 #[derive(Debug, Clone, Copy)]
 pub enum When {
@@ -47,7 +41,7 @@ fn path(names: &ProfileNames, when: When) -> PathBuf {
 pub fn begin(target: &Target) -> Option<Census> {
     let how = How {
         live: false,
-        limits: LIMITS,
+        limits: Limits::default(),
         max_time: MAX_TIME,
     };
     match of_target(target, &how, None) {
