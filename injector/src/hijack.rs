@@ -827,9 +827,20 @@ fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
     }
 }
 
-/// Asks for a processor before others while a thread may stand still for us; without the right to, it is no harm. Not by a
-/// real-time priority: on a busy virtual machine such a process was seen to get no processor for tens of seconds.
+/// Asks for a processor before others while a thread may stand still for us; without the right to, it is no harm. A real-time
+/// priority, the highest: a thread that stands still for us must not wait for anybody's real-time threads either, and between
+/// two sleeps there are some tens of microseconds of work. Not for children.
+fn be_first() {
+    let first = libc::sched_param { sched_priority: 99 };
+    // SAFETY: reads one struct; changes numbers of this process only.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
+}
+
+/// Before others, but not before everybody: for more than a few attempts, and where there is no right to [`be_first`].
 fn be_quick() {
+    let fair = libc::sched_param { sched_priority: 0 };
+    // SAFETY: reads one struct; changes numbers of this process only.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, &raw const fair) };
     // SAFETY: changes a number of this process only.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
 }
@@ -908,6 +919,9 @@ fn wait_for_copy(report: &Report, pid: i32, tid: i32, before: &Children, asked: 
     }
 }
 
+/// Attempts to stop a thread that are made with a real-time priority: one is nearly always enough.
+const FIRST_ATTEMPTS: u32 = 16;
+
 /// The child's work in [`hijack`].
 fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64, patience: Duration) {
     let fail = |state: u32, errno: i32, tid: i32| {
@@ -921,8 +935,15 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
         return fail(state, errno, 0);
     }
     fail(GONE, 0, 0);
+    let mut attempts = 0_u32;
     loop {
         for &tid in threads {
+            match attempts {
+                0 => be_first(),
+                FIRST_ATTEMPTS => be_quick(),
+                _ => {}
+            }
+            attempts = attempts.saturating_add(1);
             let thread = Pid::from_raw(tid);
             let makes_copy = matches!(
                 way,
@@ -1068,6 +1089,7 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                 .disturbed_nanos
                 .store((end - asked).as_nanos() as u64, Ordering::Release);
             if let Some(before) = &children {
+                be_quick();
                 wait_for_copy(report, pid, tid, before, asked);
             }
             return fail(DONE, 0, tid);
