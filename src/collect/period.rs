@@ -6,9 +6,12 @@
 use super::live::Live;
 use std::time::Duration;
 
-/// What a sample costs the target, its share of frees, announced stacks and cache misses included; measured at depth 20, see
-/// docs/performance.md.
+/// What a sample costs the target, its free and what it does to the caches included, and how much of that is each frame of its stack;
+/// measured in real programs, see docs/performance.md.
 const SAMPLE_COST: Duration = Duration::from_nanos(1200);
+const FRAME_COST: Duration = Duration::from_nanos(30);
+/// Frames of a stack where that is not known.
+const USUAL_DEPTH: f64 = 20.0;
 /// The cost is judged over this time at least.
 const WINDOW: Duration = Duration::from_secs(2);
 /// A target that is mostly idle counts as using this share of a core: a burst after a pause is no overhead that one sees.
@@ -33,15 +36,16 @@ pub struct Limits {
 
 impl Limits {
     /// Longest pause between two looks at the ring, with this period: 100 ms, in company up to 200, which a ring of the usual size
-    /// bridges at 4 GiB of allocations a second; with short periods down to 20 ms.
+    /// bridges at 4 GiB of allocations a second; with short periods down to 10 ms, which it bridges at a million samples a second and more.
     #[must_use]
     pub fn calm_pause(&self, period: u64) -> Duration {
-        const SHORTEST: Duration = Duration::from_millis(20);
+        const SHORTEST: Duration = Duration::from_millis(10);
+        const EACH: Duration = Duration::from_millis(20);
         const ALONE: Duration = Duration::from_millis(100);
         const LONGEST: Duration = Duration::from_millis(200);
         const FROM: u64 = 128 << 10;
         let share = (period as f64 / FROM as f64).min(1.0);
-        let longest = SHORTEST.saturating_mul(self.company).clamp(ALONE, LONGEST);
+        let longest = EACH.saturating_mul(self.company).clamp(ALONE, LONGEST);
         longest.mul_f64(share).max(SHORTEST)
     }
 }
@@ -69,8 +73,10 @@ pub struct Watch {
 pub struct Seen {
     /// Since the start of the recording.
     pub at: Duration,
-    /// Samples so far.
+    /// Samples so far, as the shim counts them.
     pub samples: u64,
+    /// Those that have come here, and the frames of their stacks.
+    pub walked: (u64, u64),
     /// CPU time that the target has used so far.
     pub cpu: Duration,
 }
@@ -93,7 +99,7 @@ impl Watch {
         self.since = Some(now);
         let samples = now.samples.saturating_sub(then.samples) as f64;
         let load = now.cpu.saturating_sub(then.cpu).as_secs_f64();
-        let share = samples * SAMPLE_COST.as_secs_f64() / load.max(LEAST_LOAD * wall.as_secs_f64());
+        let share = samples * cost(depth(then.walked, now.walked)).as_secs_f64() / load.max(LEAST_LOAD * wall.as_secs_f64());
         let longer = at_least(period, |longer| share * period as f64 <= budget * longer as f64)?;
         let rate = samples / wall.as_secs_f64();
         let why = format!(
@@ -123,6 +129,19 @@ impl Watch {
     }
 }
 
+/// Frames of a stack, in the mean of the samples that have come between two moments.
+fn depth(then: (u64, u64), now: (u64, u64)) -> f64 {
+    match now.0.saturating_sub(then.0) {
+        0 => USUAL_DEPTH,
+        came => now.1.saturating_sub(then.1) as f64 / came as f64,
+    }
+}
+
+/// What a sample of a stack of so many frames costs the target.
+fn cost(depth: f64) -> Duration {
+    SAMPLE_COST + FRAME_COST.mul_f64(depth)
+}
+
 /// The first of 2, 4, 8 … times `period` that is `enough`; `None` when `period` is enough, or as long as it can be.
 fn at_least(period: u64, enough: impl Fn(u64) -> bool) -> Option<u64> {
     if period >= LONGEST || enough(period) {
@@ -147,6 +166,7 @@ mod tests {
         Seen {
             at: Duration::from_secs(seconds),
             samples,
+            walked: (samples, 20 * samples),
             cpu: Duration::from_secs_f64(cpu),
         }
     }
@@ -248,9 +268,9 @@ mod tests {
         assert_eq!(pause(1, 128 << 10), 100);
         assert_eq!(pause(1, 64 << 20), 100);
         assert_eq!(pause(1, 64 << 10), 50);
-        assert_eq!(pause(1, 1), 20);
+        assert_eq!(pause(1, 1), 10);
         assert_eq!(pause(8, 128 << 10), 160);
         assert_eq!(pause(100, 128 << 10), 200);
-        assert_eq!(pause(100, 1), 20);
+        assert_eq!(pause(100, 1), 10);
     }
 }
