@@ -13,7 +13,6 @@ use pyheap::attach::session::{DEFAULT_PERIOD, Options};
 use pyheap::attach::{Session, preflight};
 use pyheap::collect::{Limits, Recorder};
 use pyheap::profile::facts::EndReason;
-use pyheap_injector::RemoteMemory;
 use pyheap_protocol::control::{Config, Control};
 use std::io::{BufRead, BufReader, Write};
 use std::mem::offset_of;

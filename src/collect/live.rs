@@ -204,7 +204,9 @@ impl Live {
             self.queue_again(std::iter::once(id));
         }
         self.sampled += 1;
-        let trace = (sample.trace as usize).checked_sub(1).and_then(|at| self.traces.get(at));
+        let trace = (sample.trace as usize)
+            .checked_sub(1)
+            .and_then(|at| self.traces.get(at));
         self.frames += trace.map_or(0, |trace| u64::from(trace.depth));
         self.count(sample.trace, sample.size, 1.0);
         true

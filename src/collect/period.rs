@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// What a sample costs the target, its free and what it does to the caches included, and how much of that is each frame of its stack;
 /// measured in real programs, see docs/performance.md.
-const SAMPLE_COST: Duration = Duration::from_nanos(1200);
+const SAMPLE_COST: Duration = Duration::from_nanos(750);
 const FRAME_COST: Duration = Duration::from_nanos(30);
 /// Frames of a stack where that is not known.
 const USUAL_DEPTH: f64 = 20.0;
@@ -99,7 +99,8 @@ impl Watch {
         self.since = Some(now);
         let samples = now.samples.saturating_sub(then.samples) as f64;
         let load = now.cpu.saturating_sub(then.cpu).as_secs_f64();
-        let share = samples * cost(depth(then.walked, now.walked)).as_secs_f64() / load.max(LEAST_LOAD * wall.as_secs_f64());
+        let share =
+            samples * cost(depth(then.walked, now.walked)).as_secs_f64() / load.max(LEAST_LOAD * wall.as_secs_f64());
         let longer = at_least(period, |longer| share * period as f64 <= budget * longer as f64)?;
         let rate = samples / wall.as_secs_f64();
         let why = format!(
@@ -179,20 +180,40 @@ mod tests {
         };
         let mut watch = Watch::new(limits);
         assert_eq!(watch.by_cost(seen(0, 0, 0.0), 131_072), None);
-        // 5,000 samples a second on a busy core are 0.6 %.
+        // 5,000 samples a second, 20 frames each, are 0.7 % of a busy core.
         assert_eq!(watch.by_cost(seen(2, 10_000, 2.0), 131_072), None);
         // Too short to judge.
         assert_eq!(watch.by_cost(seen(3, 100_000, 3.0), 131_072), None);
-        // 50,000 a second are 6 %: 8 times the period makes 0.75 %.
+        // 50,000 a second are 6.75 %: 8 times the period makes 0.84 %.
         let (longer, why) = watch.by_cost(seen(4, 110_000, 4.0), 131_072).unwrap();
         assert_eq!(longer, 1 << 20);
-        assert_eq!(why, "50000 samples a second would take 6.0 % of the target's time");
+        assert_eq!(why, "50000 samples a second would take 6.8 % of the target's time");
         // Never beyond the longest.
         assert_eq!(watch.by_cost(seen(6, 900_000_000, 6.0), 1 << 20).unwrap().0, LONGEST);
         assert_eq!(watch.by_cost(seen(8, 1_800_000_000, 8.0), LONGEST), None);
         // A nearly idle one is judged as one that uses a tenth of a core.
         assert_eq!(watch.by_cost(seen(10, 1_800_001_000, 8.001), 131_072), None);
         assert_eq!(Watch::new(Limits::default()).by_cost(seen(9, 1 << 40, 1.0), 1024), None);
+    }
+
+    /// Of 5,000 samples a second those of 100 frames are too much, those of 5 are not; where nothing has come yet the usual depth counts.
+    #[test]
+    fn a_deep_stack_costs_more() {
+        let limits = Limits {
+            max_overhead: Some(0.01),
+            ..Limits::default()
+        };
+        let longer = |frames: u64| {
+            let mut watch = Watch::new(limits);
+            watch.by_cost(seen(0, 0, 0.0), 131_072);
+            let now = Seen {
+                walked: (1000, 1000 * frames),
+                ..seen(2, 10_000, 2.0)
+            };
+            watch.by_cost(now, 131_072).map(|(period, _)| period)
+        };
+        assert_eq!((longer(5), longer(100)), (None, Some(262_144)));
+        assert_eq!((depth((7, 140), (7, 140)), depth((7, 140), (9, 200))), (20.0, 30.0));
     }
 
     #[test]
