@@ -1,16 +1,21 @@
 //! What the hooks cost a target, by switching them on and off within it: see toggled.py.
 //!
-//!     cargo bench --bench toggled -- [--pairs N] [--period BYTES] [--settle SECONDS] PYTHON [WORKLOAD...]
+//!     cargo bench --bench toggled -- [--pairs N] [--period BYTES] [--settle SECONDS] [--cost BYTES] PYTHON [WORKLOAD...]
 //!
 //! For each workload: starts it, attaches as `pyheap record` does (without `--period`: auto), lets the target switch between
 //! its own allocators and the wrappers some hundred times, and prints the ratio of the CPU times: of the sums without the
 //! slowest tenth, and its range over ten parts of the run.
+//!
+//! `--cost BYTES` measures each workload twice, with hardly any samples (64 MiB) and with this short period, by the same wrappers, and
+//! prints what the difference is for each sample: its own processor time, that of its free, and what it does to the caches.
 
 use pyheap::attach::session::{DEFAULT_PERIOD, Options};
 use pyheap::attach::{Session, preflight};
 use pyheap::collect::{Limits, Recorder};
 use pyheap::profile::facts::EndReason;
+use pyheap_protocol::control::{Config, Control};
 use std::io::{BufRead, BufReader, Write};
+use std::mem::offset_of;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -28,10 +33,29 @@ const MICRO: [&str; 10] = [
     "threads_8",
 ];
 
+/// The shortest period at which sampled small blocks are routed to the raw domain.
+const SHORTEST_ROUTED: u64 = 32 << 10;
+/// The longest period.
+const LONGEST: u64 = 64 << 20;
+
+#[derive(Clone, Copy)]
 struct Settings {
     pairs: u64,
+    /// 0 = auto.
     period: u64,
     settle: u64,
+    /// 0 = not asked for.
+    cost: u64,
+}
+
+/// What was measured of a workload.
+struct Measured {
+    /// Added CPU time, as a share.
+    added: f64,
+    /// CPU time of a block without hooks, in nanoseconds.
+    block: f64,
+    /// Samples in a block with hooks.
+    samples: f64,
 }
 
 fn main() {
@@ -48,6 +72,7 @@ fn main() {
         pairs: option("--pairs", 500),
         period: option("--period", 0),
         settle: option("--settle", 5),
+        cost: option("--cost", 0),
     };
     let Some((python, workloads)) = args.split_first() else {
         println!("toggled: no PYTHON given, nothing measured");
@@ -59,11 +84,23 @@ fn main() {
     );
     let micro = MICRO.map(str::to_owned);
     for workload in if workloads.is_empty() { &micro[..] } else { workloads } {
-        measure(python, workload, &settings);
+        if settings.cost == 0 {
+            measure(python, workload, settings);
+            continue;
+        }
+        let [few, many] =
+            [LONGEST, settings.cost].map(|period| measure(python, workload, Settings { period, ..settings }));
+        if let (Some(few), Some(many)) = (few, many) {
+            let cost = (many.added - few.added) * many.block / (many.samples - few.samples);
+            println!(
+                "{workload:16} a sample and its free: {cost:.0} ns, {:.0} samples in a block",
+                many.samples
+            );
+        }
     }
 }
 
-fn measure(python: &str, workload: &str, settings: &Settings) {
+fn measure(python: &str, workload: &str, settings: Settings) -> Option<Measured> {
     let mut child = Command::new(python)
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/toggled.py"))
         .args([
@@ -82,12 +119,18 @@ fn measure(python: &str, workload: &str, settings: &Settings) {
     if lines.iter().find(|line| line.starts_with("READY")).is_none() {
         println!("{workload:16} could not be started");
         let _ = child.wait();
-        return;
+        return None;
     }
     let target = preflight::check(child.id() as i32).expect("it can be attached to");
     let auto = settings.period == 0;
     let options = Options {
-        period: if auto { DEFAULT_PERIOD } else { settings.period },
+        period: if auto {
+            DEFAULT_PERIOD
+        } else {
+            settings
+                .period
+                .max(if settings.cost == 0 { 1 } else { SHORTEST_ROUTED })
+        },
         ..Options::default()
     };
     let limits = Limits {
@@ -95,9 +138,18 @@ fn measure(python: &str, workload: &str, settings: &Settings) {
         ..Limits::default()
     };
     let session = Session::attach(target, options).expect("attached");
+    if settings.cost != 0 {
+        // A period that is shorter than it can be asked for: pyheap does not believe such samples, but the target takes them.
+        let period = session.control(offset_of!(Control, config) + offset_of!(Config, period));
+        session
+            .memory()
+            .write(period, &settings.period.to_le_bytes())
+            .expect("the target is there");
+    }
     let mut recorder = Recorder::start(&session, None, limits, Instant::now()).expect("threads");
     writeln!(input).expect("the target reads");
     wait_for(&lines, "SETTLED", &mut recorder, &session);
+    recorder.every_second(&session);
     let before = (Instant::now(), recorder.counters().samples);
     let line = wait_for(&lines, "{", &mut recorder, &session);
     let found: serde_json::Value = serde_json::from_str(&line).expect("JSON");
@@ -110,8 +162,9 @@ fn measure(python: &str, workload: &str, settings: &Settings) {
     let parts = off.chunks(part).zip(on.chunks(part));
     let parts: Vec<f64> = parts.map(|(off, on)| 100.0 * (ratio(off, on) - 1.0)).collect();
     recorder.every_second(&session);
+    let samples = (recorder.counters().samples - before.1) as f64;
     // Half of the time is without hooks.
-    let rate = 2.0 * (recorder.counters().samples - before.1) as f64 / before.0.elapsed().as_secs_f64();
+    let rate = 2.0 * samples / before.0.elapsed().as_secs_f64();
     println!(
         "{workload:16} {:7.2}ms {:+7.2}% {:>18} {rate:10.0} {:>8}",
         trimmed(&off) / off.len() as f64 / 1e6,
@@ -133,6 +186,11 @@ fn measure(python: &str, workload: &str, settings: &Settings) {
         "the allocators are not what they were"
     );
     child.wait().expect("it ends");
+    Some(Measured {
+        added: ratio(&off, &on) - 1.0,
+        block: trimmed(&off) / off.len() as f64,
+        samples: samples / on.len() as f64,
+    })
 }
 
 /// The next line that starts like this; meanwhile the recorder does what is due.

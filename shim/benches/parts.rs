@@ -14,6 +14,8 @@ mod frames;
 mod hooks;
 #[path = "../src/live.rs"]
 mod live;
+#[path = "../src/native.rs"]
+mod native;
 #[path = "../src/ring.rs"]
 mod ring;
 #[path = "../src/sample.rs"]

@@ -1211,6 +1211,16 @@ fn allocator_structs(memory: &ProcessMemory, interpreter: &Interpreter, header: 
     found
 }
 
+/// True if our region is in the process's memory, as we have made it: then the process is alive, and runs the same program.
+#[must_use]
+pub fn is_there(session: &Session) -> bool {
+    /// What of it never changes.
+    const FIXED: usize = offset_of!(Identity, heartbeat);
+    let identity = session.identity();
+    let there: Result<[u8; FIXED], _> = session.memory().read_array(RemoteAddr(identity.base));
+    there.is_ok_and(|there| there == identity.as_bytes()[..FIXED])
+}
+
 /// True if the process has become another program: it has memory, but our region is not in it. A process that is ending
 /// has none.
 #[must_use]

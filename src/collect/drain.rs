@@ -15,13 +15,16 @@ use std::sync::mpsc::{SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Shortest pause between two looks at the ring: most of what pyheap costs is waking up for them.
+/// Shortest pause between two looks at the ring: it is taken when some 800,000 samples a second come, and a ring of the usual size is
+/// full after 18 ms.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// The first pause.
 pub const PAUSE: Duration = Duration::from_millis(10);
 /// A look should find this share of the ring in use: then what comes may become ten times as much at once.
 const CALM_SHARE: u64 = 16;
 /// The table is copied this often at most: it can be tens of MiB, and when the ring overflows it does so all the time.
 const RECONCILE: Duration = Duration::from_millis(200);
-/// The ring is looked at again at once when this share of it was full.
+/// The ring is looked at again after the shortest pause when this share of it was in use: how much came is not known if it was full.
 const BUSY_SHARE: u64 = 4;
 /// Most bytes that may wait for the resolver, rings of more than this size excepted. A target that scribbles over its ring
 /// can offer gigabytes a second.
@@ -153,15 +156,16 @@ impl Drain {
     /// Drains until `stop` is set, then once more to the end.
     /// The less comes, the longer are the pauses, up to `calm`.
     pub fn run(mut self, out: &SyncSender<Chunk>, stop: &AtomicBool, calm: Duration) -> Ended {
-        let mut pause = PAUSE;
+        let (mut pause, mut last) = (PAUSE, Instant::now());
         loop {
             let stopping = stop.load(Ordering::Acquire);
             // A resolver that is behind leaves the rest in the ring: that is what the ring is for.
             let full = !stopping && self.waiting.load(Ordering::Acquire) > MOST_WAITING;
             if !full {
+                let since = last.elapsed();
+                last += since;
                 match self.round(out, stopping) {
-                    Ok(bytes) if bytes > self.ring_len / BUSY_SHARE && !stopping => continue,
-                    Ok(bytes) => pause = next_pause(pause, bytes, self.ring_len, calm),
+                    Ok(bytes) => pause = next_pause(pause, since, bytes, self.ring_len, calm),
                     Err(ended) => return ended,
                 }
             }
@@ -284,27 +288,50 @@ impl Drain {
     }
 }
 
-/// The pause after one in which so many bytes came.
-fn next_pause(pause: Duration, bytes: u64, ring_len: u64, calm: Duration) -> Duration {
-    let factor = (ring_len / CALM_SHARE) as f64 / bytes.max(1) as f64;
-    pause.mul_f64(factor.min(2.0)).clamp(PAUSE, calm.max(PAUSE))
+/// The pause after one of `pause` when so many bytes came in `since`: it may be twice as long at most.
+fn next_pause(pause: Duration, since: Duration, bytes: u64, ring_len: u64, calm: Duration) -> Duration {
+    if bytes > ring_len / BUSY_SHARE {
+        return SHORTEST;
+    }
+    let wanted = since.mul_f64((ring_len / CALM_SHARE) as f64 / bytes.max(1) as f64);
+    wanted.min(pause * 2).clamp(SHORTEST, calm.max(PAUSE))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const RING: u64 = 1 << 20;
+    const CALM: Duration = Duration::from_millis(100);
+
     #[test]
     fn pauses_follow_what_comes() {
-        const RING: u64 = 1 << 20;
-        let calm = Duration::from_millis(100);
-        let after = |pause, bytes| next_pause(Duration::from_millis(pause), bytes, RING, calm).as_millis();
+        let after = |pause, bytes| {
+            let pause = Duration::from_millis(pause);
+            next_pause(pause, pause, bytes, RING, CALM).as_millis()
+        };
         assert_eq!(after(10, 0), 20);
         assert_eq!(after(80, 0), 100);
         // A sixteenth of the ring is what a look should find.
         assert_eq!(after(40, RING / 16), 40);
         assert_eq!(after(80, RING / 8), 40);
-        assert_eq!(after(80, RING), 10);
-        assert_eq!(after(10, u64::MAX), 10);
+        assert_eq!(after(80, RING), 1);
+        assert_eq!(after(10, u64::MAX), 1);
+    }
+
+    /// 800,000 samples and frees a second are 58 MB: the ring is full after 18 ms. However the looks began, after some of them there
+    /// is room for as much again.
+    #[test]
+    fn what_comes_at_a_steady_rate_finds_room() {
+        const RATE: f64 = 58e6;
+        for first in [1, 10, 100] {
+            let mut pause = Duration::from_millis(first);
+            for look in 0..50 {
+                let late = Duration::from_micros(200);
+                let bytes = ((pause + late).as_secs_f64() * RATE) as u64;
+                assert!(look == 0 || bytes < RING / 2, "{first}: {bytes} at look {look}");
+                pause = next_pause(pause, pause + late, bytes, RING, CALM);
+            }
+        }
     }
 }

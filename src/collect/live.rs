@@ -95,7 +95,11 @@ pub struct Estimate {
 impl Estimate {
     /// Adds a sample (`sign` 1), or takes it away again (-1).
     pub fn add(&mut self, size: u64, period: u64, sign: f64) {
-        let weight = sampling::weight(size, period);
+        self.add_weighted(size, sampling::weight(size, period), sign);
+    }
+
+    /// The same, of a sample that stands for so many blocks.
+    fn add_weighted(&mut self, size: u64, weight: f64, sign: f64) {
         let bytes = size as f64 * weight;
         self.bytes += sign * bytes;
         self.objects += sign * weight;
@@ -136,6 +140,8 @@ pub struct Trace {
     pub domain: u8,
     /// Number of the thread; 0 if it is not known, or not kept apart.
     pub thread: u32,
+    /// Frames of its stack.
+    pub depth: u32,
     /// What is live of it.
     pub live: Estimate,
 }
@@ -155,6 +161,8 @@ pub struct Live {
     pub total: Estimate,
     /// Samples taken since the start.
     pub sampled: u64,
+    /// Frames of their stacks.
+    pub frames: u64,
     /// Frames that could not be named.
     pub unresolved: u64,
     /// Stacks that there was no memory to keep.
@@ -178,6 +186,7 @@ impl Live {
             queue: VecDeque::new(),
             total,
             sampled: 0,
+            frames: 0,
             unresolved: 0,
             not_kept: 0,
             found_late: (0.0, 0.0),
@@ -195,6 +204,10 @@ impl Live {
             self.queue_again(std::iter::once(id));
         }
         self.sampled += 1;
+        let trace = (sample.trace as usize)
+            .checked_sub(1)
+            .and_then(|at| self.traces.get(at));
+        self.frames += trace.map_or(0, |trace| u64::from(trace.depth));
         self.count(sample.trace, sample.size, 1.0);
         true
     }
@@ -281,9 +294,10 @@ impl Live {
     }
 
     fn count(&mut self, trace: u32, size: u64, sign: f64) {
-        self.total.add(size, self.period, sign);
+        let weight = sampling::weight(size, self.period);
+        self.total.add_weighted(size, weight, sign);
         if let Some(trace) = (trace as usize).checked_sub(1).and_then(|at| self.traces.get_mut(at)) {
-            trace.live.add(size, self.period, sign);
+            trace.live.add_weighted(size, weight, sign);
         }
     }
 
@@ -403,6 +417,7 @@ mod tests {
             },
             domain: 0,
             thread: 0,
+            depth: 1,
             live: Estimate::default(),
         }
     }

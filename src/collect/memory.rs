@@ -7,7 +7,7 @@ use crate::profile::facts::MemorySample;
 use std::time::{Duration, Instant};
 
 /// Of the time, this part at most is spent on having the kernel walk the page tables of all targets: one in so many.
-const WALK_SHARE: u32 = 2000;
+const WALK_SHARE: u32 = 5000;
 /// Between two walks, at least.
 const WALK_PAUSE: Duration = Duration::from_millis(1500);
 /// A larger target is not walked: it takes some 10 ms a GiB, with its memory map locked.

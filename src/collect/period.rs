@@ -6,9 +6,12 @@
 use super::live::Live;
 use std::time::Duration;
 
-/// What a sample costs the target, its share of frees, announced stacks and cache misses included; measured at depth 20, see
-/// docs/performance.md.
-const SAMPLE_COST: Duration = Duration::from_nanos(1200);
+/// What a sample costs the target, its free and what it does to the caches included, and how much of that is each frame of its stack;
+/// measured in real programs, see docs/performance.md.
+const SAMPLE_COST: Duration = Duration::from_nanos(750);
+const FRAME_COST: Duration = Duration::from_nanos(30);
+/// Frames of a stack where that is not known.
+const USUAL_DEPTH: f64 = 20.0;
 /// The cost is judged over this time at least.
 const WINDOW: Duration = Duration::from_secs(2);
 /// A target that is mostly idle counts as using this share of a core: a burst after a pause is no overhead that one sees.
@@ -33,15 +36,16 @@ pub struct Limits {
 
 impl Limits {
     /// Longest pause between two looks at the ring, with this period: 100 ms, in company up to 200, which a ring of the usual size
-    /// bridges at 4 GiB of allocations a second; with short periods down to 20 ms.
+    /// bridges at 4 GiB of allocations a second; with short periods down to 10 ms, which it bridges at a million samples a second and more.
     #[must_use]
     pub fn calm_pause(&self, period: u64) -> Duration {
-        const SHORTEST: Duration = Duration::from_millis(20);
+        const SHORTEST: Duration = Duration::from_millis(10);
+        const EACH: Duration = Duration::from_millis(20);
         const ALONE: Duration = Duration::from_millis(100);
         const LONGEST: Duration = Duration::from_millis(200);
         const FROM: u64 = 128 << 10;
         let share = (period as f64 / FROM as f64).min(1.0);
-        let longest = SHORTEST.saturating_mul(self.company).clamp(ALONE, LONGEST);
+        let longest = EACH.saturating_mul(self.company).clamp(ALONE, LONGEST);
         longest.mul_f64(share).max(SHORTEST)
     }
 }
@@ -69,8 +73,10 @@ pub struct Watch {
 pub struct Seen {
     /// Since the start of the recording.
     pub at: Duration,
-    /// Samples so far.
+    /// Samples so far, as the shim counts them.
     pub samples: u64,
+    /// Those that have come here, and the frames of their stacks.
+    pub walked: (u64, u64),
     /// CPU time that the target has used so far.
     pub cpu: Duration,
 }
@@ -93,7 +99,8 @@ impl Watch {
         self.since = Some(now);
         let samples = now.samples.saturating_sub(then.samples) as f64;
         let load = now.cpu.saturating_sub(then.cpu).as_secs_f64();
-        let share = samples * SAMPLE_COST.as_secs_f64() / load.max(LEAST_LOAD * wall.as_secs_f64());
+        let share =
+            samples * cost(depth(then.walked, now.walked)).as_secs_f64() / load.max(LEAST_LOAD * wall.as_secs_f64());
         let longer = at_least(period, |longer| share * period as f64 <= budget * longer as f64)?;
         let rate = samples / wall.as_secs_f64();
         let why = format!(
@@ -123,6 +130,19 @@ impl Watch {
     }
 }
 
+/// Frames of a stack, in the mean of the samples that have come between two moments.
+fn depth(then: (u64, u64), now: (u64, u64)) -> f64 {
+    match now.0.saturating_sub(then.0) {
+        0 => USUAL_DEPTH,
+        came => now.1.saturating_sub(then.1) as f64 / came as f64,
+    }
+}
+
+/// What a sample of a stack of so many frames costs the target.
+fn cost(depth: f64) -> Duration {
+    SAMPLE_COST + FRAME_COST.mul_f64(depth)
+}
+
 /// The first of 2, 4, 8 … times `period` that is `enough`; `None` when `period` is enough, or as long as it can be.
 fn at_least(period: u64, enough: impl Fn(u64) -> bool) -> Option<u64> {
     if period >= LONGEST || enough(period) {
@@ -147,6 +167,7 @@ mod tests {
         Seen {
             at: Duration::from_secs(seconds),
             samples,
+            walked: (samples, 20 * samples),
             cpu: Duration::from_secs_f64(cpu),
         }
     }
@@ -159,20 +180,40 @@ mod tests {
         };
         let mut watch = Watch::new(limits);
         assert_eq!(watch.by_cost(seen(0, 0, 0.0), 131_072), None);
-        // 5,000 samples a second on a busy core are 0.6 %.
+        // 5,000 samples a second, 20 frames each, are 0.7 % of a busy core.
         assert_eq!(watch.by_cost(seen(2, 10_000, 2.0), 131_072), None);
         // Too short to judge.
         assert_eq!(watch.by_cost(seen(3, 100_000, 3.0), 131_072), None);
-        // 50,000 a second are 6 %: 8 times the period makes 0.75 %.
+        // 50,000 a second are 6.75 %: 8 times the period makes 0.84 %.
         let (longer, why) = watch.by_cost(seen(4, 110_000, 4.0), 131_072).unwrap();
         assert_eq!(longer, 1 << 20);
-        assert_eq!(why, "50000 samples a second would take 6.0 % of the target's time");
+        assert_eq!(why, "50000 samples a second would take 6.8 % of the target's time");
         // Never beyond the longest.
         assert_eq!(watch.by_cost(seen(6, 900_000_000, 6.0), 1 << 20).unwrap().0, LONGEST);
         assert_eq!(watch.by_cost(seen(8, 1_800_000_000, 8.0), LONGEST), None);
         // A nearly idle one is judged as one that uses a tenth of a core.
         assert_eq!(watch.by_cost(seen(10, 1_800_001_000, 8.001), 131_072), None);
         assert_eq!(Watch::new(Limits::default()).by_cost(seen(9, 1 << 40, 1.0), 1024), None);
+    }
+
+    /// Of 5,000 samples a second those of 100 frames are too much, those of 5 are not; where nothing has come yet the usual depth counts.
+    #[test]
+    fn a_deep_stack_costs_more() {
+        let limits = Limits {
+            max_overhead: Some(0.01),
+            ..Limits::default()
+        };
+        let longer = |frames: u64| {
+            let mut watch = Watch::new(limits);
+            watch.by_cost(seen(0, 0, 0.0), 131_072);
+            let now = Seen {
+                walked: (1000, 1000 * frames),
+                ..seen(2, 10_000, 2.0)
+            };
+            watch.by_cost(now, 131_072).map(|(period, _)| period)
+        };
+        assert_eq!((longer(5), longer(100)), (None, Some(262_144)));
+        assert_eq!((depth((7, 140), (7, 140)), depth((7, 140), (9, 200))), (20.0, 30.0));
     }
 
     #[test]
@@ -248,9 +289,9 @@ mod tests {
         assert_eq!(pause(1, 128 << 10), 100);
         assert_eq!(pause(1, 64 << 20), 100);
         assert_eq!(pause(1, 64 << 10), 50);
-        assert_eq!(pause(1, 1), 20);
+        assert_eq!(pause(1, 1), 10);
         assert_eq!(pause(8, 128 << 10), 160);
         assert_eq!(pause(100, 128 << 10), 200);
-        assert_eq!(pause(100, 1), 20);
+        assert_eq!(pause(100, 1), 10);
     }
 }

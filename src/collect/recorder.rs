@@ -326,7 +326,8 @@ impl Recorder {
         if let Some(error) = self.failed.lock().ok().and_then(|failed| failed.clone()) {
             return Some(Stop::WriteFailed(error));
         }
-        if !session.target.facts.id.is_alive() {
+        // What is still in its memory tells it for a tenth of what the kernel's files cost; those are asked once a second.
+        if !session::is_there(session) && !session.target.facts.id.is_alive() {
             return Some(Stop::TargetGone);
         }
         let damaged = self.damaged.load(Ordering::Acquire);
@@ -379,6 +380,7 @@ impl Recorder {
         }
         match session.hooks_in_place() {
             Ok(domains) if domains.contains(&Some(false)) => Some(Stop::HooksLost),
+            _ if !session.target.facts.id.is_alive() => Some(Stop::TargetGone),
             _ => None,
         }
     }
@@ -423,9 +425,14 @@ impl Recorder {
         let Some(cpu) = cpu_time(session.target.facts.id.pid) else {
             return;
         };
+        let walked = {
+            let live = lock(&self.live);
+            (live.sampled, live.frames)
+        };
         let now = Seen {
             at: self.elapsed(),
             samples: self.last_counters.samples,
+            walked,
             cpu,
         };
         let longer = self.watch.by_cost(now, self.period);

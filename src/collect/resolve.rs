@@ -448,6 +448,7 @@ impl Resolver {
             return 0;
         };
         self.apart.insert((key.node, key.domain), others + 1);
+        let depth = frames.len();
         let next = u32::try_from(self.traces.len() + 1).unwrap_or(0);
         self.traces.insert(key, next);
         events.push(Event::Trace(frames));
@@ -456,6 +457,7 @@ impl Resolver {
             site,
             domain: key.domain,
             thread: key.thread,
+            depth: u32::try_from(depth).unwrap_or(u32::MAX),
             live: Estimate::default(),
         });
         next

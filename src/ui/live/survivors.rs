@@ -118,6 +118,7 @@ mod tests {
                     site: frame(trace),
                     domain: 2,
                     thread: 0,
+                    depth: 1,
                     live: Estimate::default(),
                 });
                 watch.events(&[Event::Trace(vec![frame(trace)])]);
