@@ -30,13 +30,22 @@ struct Recording {
     truth: Value,
 }
 
-/// Records `mode` from its first round to its last.
+/// Records every allocation of `mode` from its first round to its last.
 fn record(mode: &str, dir: &Path) -> Option<Recording> {
+    record_with(mode, dir, &["--period", "1"])
+}
+
+/// Records `mode` from its first round to its last.
+fn record_with(mode: &str, dir: &Path, options: &[&str]) -> Option<Recording> {
     let python = interpreters::any()?;
     for attempt in 1..=ATTEMPTS {
         let mut target = Target::start(&python, "leaks.py", &[mode, ROUNDS]);
-        let base = dir.join(format!("{mode}{attempt}")).to_str().expect("UTF-8").to_owned();
-        let recorder = pyheap::record(target.pid, &base, &["--period", "1"]);
+        let base = dir
+            .join(format!("{mode}{}{attempt}", options.len()))
+            .to_str()
+            .expect("UTF-8")
+            .to_owned();
+        let recorder = pyheap::record(target.pid, &base, options);
         target.send("GO");
         let truth = target.expect_within("TRUTH", Duration::from_secs(240));
         let said = recorder.interrupt().stderr;
@@ -178,6 +187,34 @@ fn what_python_does_not_hold_is_native() {
         "{report:#}"
     );
     assert!(recording.said.contains("native: "), "{}", recording.said);
+}
+
+/// What is live in between stays the same and the process grows: with --native as without.
+#[test]
+fn holes_are_fragmentation() {
+    const TEST: &str = "holes_are_fragmentation";
+    let dir = scratch();
+    // Peaks of some thousand samples each.
+    let ways: [&[&str]; 2] = [&["--period", "16KiB"], &["--period", "16KiB", "--native"]];
+    common::each_of(2, &ways, |options| {
+        let Some(recording) = record_with("holes", dir.path(), options) else {
+            skip!(TEST, "no CPython found")
+        };
+        let report = leaks(&recording.base, &[]);
+        assert_eq!(report["verdict"], "fragmentation", "{options:?}: {report:#}");
+        assert_eq!(own(&report, "leak"), [""; 0], "{options:?}: {report:#}");
+        assert_eq!(
+            report["has_native"],
+            options.contains(&"--native"),
+            "{options:?}: {report:#}"
+        );
+        let text = run(["leaks", &recording.base]).expect_code(0).stdout;
+        let holders = match options.contains(&"--native") {
+            true => "of which Python's and native allocators hold",
+            false => "of which Python's allocators hold",
+        };
+        assert!(text.starts_with("fragmentation: ") && text.contains(holders), "{text}");
+    });
 }
 
 #[test]

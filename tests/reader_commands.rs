@@ -320,6 +320,176 @@ fn plots_and_logs_of_some_traces_up_to_a_moment() {
     );
 }
 
+/// 60 s: 64 KiB a second of Python's objects, 128 KiB of malloc, and one mapping of 8 MiB.
+fn record_domains(base: &Path, domains: &[&str]) {
+    let start = UNIX_EPOCH + Duration::from_secs(1_600_000_000);
+    let facts = Facts {
+        domains: domains.iter().map(|name| (*name).to_owned()).collect(),
+        ..Facts::default()
+    };
+    let mut writer = ProfileWriter::create(base, SuffixStyle::Underscore, start, 1, &facts).unwrap();
+    let frame = |file, line, function| Frame { file, line, function };
+    let main = frame("/srv/app.py", 3, "main");
+    let object = writer.add_trace(&[frame("/srv/object.py", 7, "keep"), main]).unwrap();
+    let tree = [
+        frame("libxylem.so", 0, "grow"),
+        frame("/srv/xylem.py", 8, "parse"),
+        main,
+    ];
+    let tree = writer.add_trace(&tree).unwrap();
+    let mapping = writer.add_trace(&[frame("/srv/arena.py", 9, "map"), main]).unwrap();
+    writer.thread(11, "MainThread");
+    let detail = |domain| AllocDetail { domain, thread: 11 };
+    for second in 1..=60 {
+        let at = Duration::from_secs(second);
+        writer.alloc(at, object, 65_536, detail(2));
+        writer.alloc(at, tree, 131_072, detail(3));
+        if second == 10 {
+            writer.alloc(at, mapping, 8 << 20, detail(4));
+        }
+    }
+    writer.end(Duration::from_secs(60), &EndReason::Stopped);
+    writer.flush().unwrap();
+}
+
+#[test]
+fn every_report_shows_what_some_domains_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (run, other) = (base("run"), base("other"));
+    let native = ["raw", "mem", "obj", "malloc", "mmap"];
+    record_domains(Path::new(&run), &native);
+    record_domains(Path::new(&other), &native);
+    let early = format!("{run}@5s");
+    // Every report that has lines, and what they are of the three domains.
+    let reports: [&[&str]; 16] = [
+        &["top", &run],
+        &["top", &run, "--since", "1s"],
+        &["top", &run, &other],
+        &["leaks", &run, "--verbose"],
+        &["leaks", &run, "--json"],
+        &["leaks", &run, &other, "--json"],
+        &["diff", &early, &run],
+        &["diff", &early, &other],
+        &["flow", &run, "--json"],
+        &["compare", &run, "20s", "50s"],
+        &["flame", &run],
+        &["flame", &run, "--json"],
+        &["export", &run, "--to", "csv"],
+        &["export", &run, "--to", "json"],
+        &["events", &run],
+        &["html", &run],
+    ];
+    for report in reports {
+        for (domains, files) in [
+            ("obj", &["object.py"][..]),
+            ("malloc", &["xylem"]),
+            ("mmap", &["arena.py"]),
+            ("malloc,mmap", &["xylem", "arena.py"]),
+        ] {
+            let text = text(&[report, &["--domain", domains]].concat());
+            for file in ["object.py", "xylem", "arena.py"] {
+                assert_eq!(
+                    text.contains(file),
+                    files.contains(&file),
+                    "{report:?} --domain {domains}: {file} in\n{text}"
+                );
+            }
+        }
+    }
+    const MIB: f64 = 1_048_576.0;
+    for (domains, held) in [
+        ("obj", 3.75),
+        ("malloc", 7.5),
+        ("mmap", 8.0),
+        ("obj,mmap", 11.75),
+        ("raw", 0.0),
+    ] {
+        let with = |args: &[&str]| json(&[args, &["--domain", domains]].concat());
+        assert_eq!(with(&["top", &run])["live_bytes"], held * MIB, "{domains}");
+        assert_eq!(with(&["info", &run])["estimated_live_bytes"], held * MIB, "{domains}");
+        assert_eq!(with(&["leaks", &run])["live_bytes"], held * MIB, "{domains}");
+        let plot = with(&["plot", &run, "--interval", "30s"]);
+        assert_eq!(
+            plot["total_bytes"].as_array().unwrap().last().unwrap(),
+            held * MIB,
+            "{domains}"
+        );
+    }
+    let pprof = |domain: &[&str]| pyheap(&[&["export", &run, "--to", "pprof", "-o", "-"], domain].concat()).stdout;
+    assert!(pprof(&["--domain", "mmap"]).len() < pprof(&[]).len());
+    // A verdict on a part says so.
+    let quiet = text(&["leaks", &run, "--quiet", "--domain", "mmap"]);
+    assert!(
+        quiet.starts_with("no leak: ") && quiet.ends_with(", in mmap\n"),
+        "{quiet}"
+    );
+    assert!(text(&["html", &run, "--domain", "mmap"]).contains("allocator domains hold is on this page: mmap"));
+    assert!(!text(&["html", &run]).contains("is on this page: "));
+}
+
+#[test]
+fn domains_that_are_not_known_are_no_empty_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (run, bare) = (base("run"), base("bare"));
+    record_domains(Path::new(&run), &["raw", "mem", "obj"]);
+    for part in ["hpm", "hpd"] {
+        std::fs::copy(format!("{run}._{part}"), format!("{bare}._{part}")).unwrap();
+    }
+    let refused = |args: &[&str], domain: &str, why: &str| {
+        let output = pyheap(&[args, &["--domain", domain]].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            (output.status.code(), said.lines().count()),
+            (Some(2), 1),
+            "{args:?}: {said}"
+        );
+        assert!(said.contains(why) && output.stdout.is_empty(), "{args:?}: {said}");
+    };
+    let commands: [&[&str]; 11] = [
+        &["top"],
+        &["leaks"],
+        &["info"],
+        &["plot"],
+        &["flow"],
+        &["compare"],
+        &["flame"],
+        &["export", "--to", "csv"],
+        &["events"],
+        &["html"],
+        &["diff", &run],
+    ];
+    for command in commands {
+        let with = |base| {
+            let more = match command[0] {
+                "compare" => &["10s"][..],
+                _ => &[],
+            };
+            [command, &[base], more].concat()
+        };
+        refused(&with(&bare), "obj", "has no ._hpx file, so its domains are not known");
+        let run = match command[0] {
+            "diff" => format!("{run}@5s"),
+            _ => run.clone(),
+        };
+        refused(
+            &with(&run),
+            "malloc,mmap",
+            "was recorded without malloc, mmap: it has raw, mem, obj; record with --native",
+        );
+    }
+    assert_eq!(pyheap(&["top", &run, "--domain", "heap"]).status.code(), Some(2));
+    assert_eq!(
+        pyheap(&["flow", &run, "--compat", "--domain", "obj"]).status.code(),
+        Some(2)
+    );
+    assert_eq!(
+        pyheap(&["plot", &run, "--compat", "--domain", "obj"]).status.code(),
+        Some(2)
+    );
+}
+
 #[test]
 fn where_needs_a_recording() {
     assert_eq!(pyheap(&["where", "999999999", "0x1000"]).status.code(), Some(3));

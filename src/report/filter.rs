@@ -1,4 +1,4 @@
-//! Which traces count: by file, function and thread, with patterns as in a shell.
+//! Which traces count: by file, function and thread, with patterns as in a shell, and by domain.
 
 use std::cell::RefCell;
 
@@ -6,9 +6,9 @@ use foldhash::HashMap;
 use glob::Pattern;
 
 use super::TraceUsage;
-use crate::profile::model::StackFrame;
-use crate::profile::reader::Reader;
-use crate::profile::sidecar::Sidecar;
+use crate::profile::model::{Event, StackFrame};
+use crate::profile::reader::{ReadError, Reader};
+use crate::profile::sidecar::{Origin, Sidecar};
 
 /// A text is no pattern.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +69,8 @@ pub struct Filters {
     pub functions: Vec<NamePattern>,
     /// Thread names, or thread ids.
     pub threads: Vec<NamePattern>,
+    /// Numbers of allocator domains; empty for all.
+    pub domains: Vec<u8>,
     /// Whether any frame of a stack may fit; else only the one that allocated.
     pub all_frames: bool,
 }
@@ -76,7 +78,7 @@ pub struct Filters {
 impl Filters {
     /// Whether nothing is filtered.
     pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.functions.is_empty() && self.threads.is_empty()
+        self.files.is_empty() && self.functions.is_empty() && self.threads.is_empty() && self.domains.is_empty()
     }
 
     /// Keeps the traces that count.
@@ -99,6 +101,7 @@ impl Filters {
                 .iter()
                 .any(|frame| pattern.fits(frame.function.unwrap_or_default()))
         }) && accepts(&self.threads, |pattern| fits_thread(pattern, index, sidecar))
+            && (self.domains.is_empty() || origins(index, sidecar).any(|origin| self.domains.contains(&origin.domain)))
     }
 }
 
@@ -118,6 +121,23 @@ impl<'a> Counted<'a> {
             filters,
             known: RefCell::default(),
         }
+    }
+
+    /// The profile.
+    pub fn reader(&self) -> &'a Reader {
+        self.reader
+    }
+
+    /// Hands every event of traces that count to `visit`.
+    ///
+    /// # Errors
+    /// When the events cannot be opened.
+    pub fn visit(&self, mut visit: impl FnMut(&Event)) -> Result<(), ReadError> {
+        self.reader.visit(|event| {
+            if self.counts(event.trace) {
+                visit(event);
+            }
+        })
     }
 
     /// Whether a trace counts.
@@ -141,12 +161,16 @@ fn fits_file(pattern: &NamePattern, file: &str) -> bool {
 }
 
 fn fits_thread(pattern: &NamePattern, index: u32, sidecar: Option<&Sidecar>) -> bool {
-    let Some(sidecar) = sidecar else { return false };
-    let origins = sidecar.origins.get(&index).map_or(&[][..], Vec::as_slice);
-    origins.iter().any(|origin| {
-        let name = sidecar.threads.get(&origin.thread);
+    origins(index, sidecar).any(|origin| {
+        let name = sidecar.and_then(|sidecar| sidecar.threads.get(&origin.thread));
         pattern.fits(&origin.thread.to_string()) || name.is_some_and(|name| pattern.fits(name))
     })
+}
+
+/// Where the allocations of a trace came from; nothing without a sidecar.
+fn origins(index: u32, sidecar: Option<&Sidecar>) -> impl Iterator<Item = &Origin> {
+    let known = sidecar.and_then(|sidecar| sidecar.origins.get(&index));
+    known.map_or(&[][..], Vec::as_slice).iter()
 }
 
 #[cfg(test)]

@@ -160,6 +160,8 @@ pub struct Fleet {
     pub growth_bytes_per_min: Option<f64>,
     /// How many processes have that verdict.
     pub having: usize,
+    /// The allocator domains that alone were judged; empty if all that were recorded were.
+    pub domains: Vec<String>,
 }
 
 /// Judges several processes, each with its name.
@@ -209,6 +211,9 @@ pub fn judge(reports: &[(String, Report)]) -> Fleet {
         perhaps,
         growth_bytes_per_min: other.map(|verdict| with(verdict).map(|(_, report)| rate(report)).sum()),
         having: with(verdict).count(),
+        domains: reports
+            .first()
+            .map_or_else(Vec::new, |(_, report)| report.domains.clone()),
     }
 }
 
@@ -248,13 +253,17 @@ pub fn headline(fleet: &Fleet) -> String {
             format!("leak: {}{more}", describe(worst, judged))
         }
         (Overall::Native, _) => format!(
-            "native: {} of {judged} processes grow, by {rate} a minute together, and Python's allocators do not hold it",
+            "native: {} of {judged} processes grow, by {rate} a minute together, and the allocators that were recorded do not hold it",
             fleet.having
         ),
         (Overall::Fragmentation, _) => format!(
             "fragmentation: {} of {judged} processes grow, by {rate} a minute together, as Python's heap has been that much larger \
              meanwhile",
             fleet.having
+        ),
+        _ if !fleet.domains.is_empty() => format!(
+            "no leak: nothing grows steadily beyond chance in {judged} processes, in {}",
+            fleet.domains.join(", ")
         ),
         _ => format!("no leak: nothing grows steadily beyond chance in {judged} processes"),
     }

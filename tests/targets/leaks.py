@@ -8,6 +8,7 @@
 MODE  leaky    two leaks, each among sites that do not leak
       healthy  the same without the leaks
       native   memory that is not Python's: mapped pages
+      holes    peaks that get higher and leave holes: what is live in between stays the same
 
 TRUTH: {"seconds", "stall" (the longest round, in seconds), "kept": {FUNCTION: bytes kept for good}}.
 """
@@ -26,6 +27,7 @@ RING = [None] * 150
 CACHE = {}
 TABLE = []
 MAPS = []
+PINS = []
 KEPT = {}
 
 
@@ -68,7 +70,16 @@ def churn():
         del row
 
 
+def peak(number, rounds):
+    # Up to 48 MiB at once; of them one in 500 stays, until the next time, so that hardly any arena can be given back.
+    many = [bytes(400) for _ in range(100000 * (number + 1) // rounds)]
+    PINS[:] = many[::500]
+
+
 def work(mode, number, rounds):
+    if mode == "holes":
+        peak(number, rounds)
+        return
     if mode == "native":
         area = mmap.mmap(-1, 1 << 18)
         area.write(b"x" * len(area))

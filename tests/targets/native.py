@@ -3,6 +3,7 @@
     python native.py LIBRARY [SCALE [COPY.so]]
 
     -> GO           allocate everything, once         <- TRUTH {"sites": {...}}
+    -> GRID         allocate by five functions in many sizes, with the GIL and without, and by eight threads; some are freed  <- TRUTH {...}
     -> FREE         give everything back              <- TRUTH {"sites": {}}
     -> CHURN N      N rounds of malloc and free       <- DONE {}
     -> ELSEWHERE    free every other block of site_calloc by a pointer that the loader was asked for  <- DONE {}
@@ -92,6 +93,58 @@ def allocate():
         thread.join()
 
 
+GRID_SIZES = [64, 512, 4096, 65536, MIB, 16 * MIB, 64 * MIB]
+GRID = {}
+
+
+def one_line(number):
+    """A function whose call stands in a line of its own."""
+    space = {}
+    exec(compile("\n" * number + "def call(function, *rest): function(*rest)", "grid.py", "exec"), space)
+    return space["call"]
+
+
+def grid_site(name, library, function, size, threads=1, freed=False):
+    # Some megabytes, but eight blocks at least.
+    count = max(8, int(5 * MIB * SCALE) // size // 8 * 8)
+    out = (ctypes.c_void_p * count)()
+    line = len(GRID) + 1
+    call = one_line(line - 1)
+    each = count // threads
+
+    def work(part):
+        place = ctypes.c_void_p(ctypes.addressof(out) + part * each * ctypes.sizeof(ctypes.c_void_p))
+        call(getattr(library, function), place, ctypes.c_long(each), ctypes.c_size_t(size))
+
+    if threads == 1:
+        work(0)
+    else:
+        workers = [threading.Thread(target=work, args=(part,)) for part in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    unmap = function == "site_mmap"
+    if freed:
+        if unmap:
+            WITHOUT.unmap(out, ctypes.c_long(count), ctypes.c_size_t(size))
+        else:
+            WITH.give_back(out, ctypes.c_long(count))
+    GRID[name] = {"bytes": 0 if freed else size * count, "sizes": {} if freed else {size: count}, "file": "grid.py", "line": line,
+                  "domain": "mmap" if unmap else "malloc", "big": threads == 1 and not freed, "threads": threads}
+
+
+def allocate_grid():
+    for function in ("malloc", "calloc", "realloc", "aligned", "mmap"):
+        sizes = [size for size in GRID_SIZES if function != "mmap" or size >= MIB]
+        for size in sizes:
+            short = "%d%s" % ((size, "") if size < 1024 else (size >> 10, "K") if size < MIB else (size >> 20, "M"))
+            for library, gil in ((WITH, "gil"), (WITHOUT, "no")):
+                grid_site("%s-%s-%s" % (function, short, gil), library, "site_" + function, size)
+            grid_site("%s-%s-8thr" % (function, short), WITHOUT, "site_" + function, size, threads=8)
+        grid_site(function + "-freed", WITHOUT, "site_" + function, sizes[-2], freed=True)
+
+
 def give_back():
     for out, _, size, unmap in SITES.values():
         if unmap:
@@ -142,6 +195,9 @@ def main():
         if command == "GO":
             allocate()
             say("TRUTH", truth())
+        elif command == "GRID":
+            allocate_grid()
+            say("TRUTH", {"sites": GRID})
         elif command == "FREE":
             give_back()
             say("TRUTH", truth())

@@ -150,6 +150,10 @@ pub struct Report {
     pub rss_ci95: Option<(f64, f64)>,
     /// Growth of Python's heap, in the same way.
     pub explained_bytes: f64,
+    /// The allocator domains that alone were judged; empty if all that were recorded were.
+    pub domains: Vec<String>,
+    /// Whether memory of native code was recorded.
+    pub has_native: bool,
     /// Length of the recording.
     pub elapsed_seconds: f64,
     /// Whether it was long enough for a verdict.
@@ -181,6 +185,10 @@ pub trait Facts {
     /// Memory of native code was recorded.
     fn has_native(&self) -> bool {
         false
+    }
+    /// The allocator domains that the tracker has seen, by name; empty if it has seen all that were recorded.
+    fn only(&self) -> Vec<String> {
+        Vec::new()
     }
     /// What the survivors of these traces are.
     fn types(&self, _traces: &[u32]) -> Vec<TypeRow> {
@@ -237,7 +245,10 @@ pub fn judge(tracker: &mut Tracker, elapsed: Duration, facts: &dyn Facts, limit:
         .collect();
     let all = trends.first().and_then(Option::as_ref);
     let peaks = Peaks::of(tracker.peaks(), bins);
-    let verdict = overall(process.as_ref(), all, leaking, &peaks, width * bins as f64);
+    let only = facts.only();
+    // What the process does is not to be explained by a part of what it has asked for.
+    let whole = process.as_ref().filter(|_| only.is_empty());
+    let verdict = overall(whole, all, leaking, &peaks, width * bins as f64);
     let growth = match (&process, verdict) {
         (_, Overall::NoLeak) => None,
         (Some(process), _) if process.is_growth => Some((process.rate, process.interval)),
@@ -247,6 +258,8 @@ pub fn judge(tracker: &mut Tracker, elapsed: Duration, facts: &dyn Facts, limit:
     Report {
         verdict,
         rss_growth_bytes: resident.map(|trend| trend.rate * elapsed.as_secs_f64()),
+        domains: only,
+        has_native: facts.has_native(),
         rss_ci95: resident.map(|trend| per_minute(trend.interval)),
         explained_bytes: all.map_or(0.0, |trend| trend.rate * elapsed.as_secs_f64()),
         elapsed_seconds: elapsed.as_secs_f64(),

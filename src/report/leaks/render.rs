@@ -41,15 +41,24 @@ pub fn headline(report: &Report) -> String {
             format!("leak: {place} grows by {} a minute{more}", estimate(worst))
         }
         (Overall::Native, _) => format!(
-            "native: the process grows by {} a minute, and Python's allocators hold {} of it; the rest is memory of C code, or holes \
-             in the heap",
+            "native: the process grows by {} a minute, and {} {} of it; the rest is {}, or holes in the heap",
             process_rate(report),
+            holders(report),
             explained(report),
+            if report.has_native {
+                "memory that --native does not see"
+            } else {
+                "memory of C code"
+            },
         ),
         (Overall::Fragmentation, _) => format!(
             "fragmentation: the process grows by {} a minute, as Python's heap has been that much larger meanwhile; what was freed \
              was not given back",
             process_rate(report),
+        ),
+        _ if !report.domains.is_empty() => format!(
+            "no leak: nothing grows steadily beyond chance in {time}, in {}",
+            report.domains.join(", ")
         ),
         _ => format!("no leak: nothing grows steadily beyond chance in {time}"),
     }
@@ -103,14 +112,19 @@ pub fn process(report: &Report) -> String {
         let _ = write!(out, "; RSS {} → {}", bytes(first as f64), bytes(last as f64));
     }
     if report.rss_growth_bytes.is_some() {
-        let _ = write!(
-            out,
-            ", {} a minute, of which Python's allocators hold {}",
-            process_rate(report),
-            explained(report)
-        );
+        let (rate, holders, explained) = (process_rate(report), holders(report), explained(report));
+        let _ = write!(out, ", {rate} a minute, of which {holders} {explained}");
     }
     out
+}
+
+/// What it is that holds memory in these numbers, with its verb.
+fn holders(report: &Report) -> String {
+    match (&report.domains[..], report.has_native) {
+        ([], false) => "Python's allocators hold".to_owned(),
+        ([], true) => "Python's and native allocators hold".to_owned(),
+        (only, _) => format!("the domains {} hold", only.join(", ")),
+    }
 }
 
 /// `+48.0 MiB ± 9.1 MiB`.

@@ -9,6 +9,7 @@ use crate::profile::live::{Tally, TraceMap};
 use crate::profile::model::{Event, StackFrame};
 use crate::profile::reader::{ReadError, Reader};
 use crate::reader::bin_of;
+use crate::report::filter::Counted;
 
 /// Moments of a page, the closest that there is room for.
 const MOMENTS: [u32; 3] = [240, 120, 60];
@@ -122,10 +123,11 @@ struct Seen {
 ///
 /// # Errors
 /// When the events cannot be opened.
-pub fn collect(reader: &Reader, first: &[u32], limits: Limits) -> Result<Collected, ReadError> {
+pub fn collect(counted: &Counted<'_>, first: &[u32], limits: Limits) -> Result<Collected, ReadError> {
+    let reader = counted.reader();
     let elapsed = reader.elapsed()?;
     let clocks = MOMENTS.map(|most| Clock::new(elapsed, most));
-    let seen = survey(reader, &clocks)?;
+    let seen = survey(counted, &clocks)?;
     let cells = |clock: usize| {
         seen.iter()
             .map(|(_, seen)| seen.changes[clock].1 as usize)
@@ -138,14 +140,15 @@ pub fn collect(reader: &Reader, first: &[u32], limits: Limits) -> Result<Collect
         plan.place(trace.0, &trace.1);
     }
     let mut collected = plan.finish();
-    follow(reader, &mut collected)?;
+    follow(counted, &mut collected)?;
     Ok(collected)
 }
 
-fn survey(reader: &Reader, clocks: &[Clock; 3]) -> Result<Vec<(u32, Seen)>, ReadError> {
+fn survey(counted: &Counted<'_>, clocks: &[Clock; 3]) -> Result<Vec<(u32, Seen)>, ReadError> {
+    let reader = counted.reader();
     let mut tally = Tally::new(reader.weights(), reader.trace_count());
     let mut seen: TraceMap<Seen> = TraceMap::new(reader.trace_count());
-    reader.visit(|event| {
+    counted.visit(|event| {
         tally.apply(event);
         let live = tally.live(event.trace);
         let entry = seen.entry(event.trace);
@@ -295,11 +298,12 @@ impl<'a> Plan<'a> {
     }
 }
 
-fn follow(reader: &Reader, collected: &mut Collected) -> Result<(), ReadError> {
+fn follow(counted: &Counted<'_>, collected: &mut Collected) -> Result<(), ReadError> {
+    let reader = counted.reader();
     let mut tally = Tally::new(reader.weights(), reader.trace_count());
     let mut sizes = Tally::new(reader.weights(), CLASSES as u32);
     let mut classes = vec![Series::default(); CLASSES];
-    reader.visit(|event| {
+    counted.visit(|event| {
         let moment = collected.clock.moment(event.clock);
         let before = tally.live(event.trace);
         tally.apply(event);

@@ -8,6 +8,7 @@ use crate::profile::reader::Reader;
 use crate::profile::sidecar::Sidecar;
 use crate::report::human::{bytes, count, exact_bytes, share};
 use crate::report::info::{Info, describe_losses};
+use crate::report::leaks::Report;
 
 /// Points of a line over time.
 const MAX_POINTS: u128 = 400;
@@ -29,8 +30,14 @@ pub(super) fn memory(sidecar: Option<&Sidecar>, end: u64) -> Vec<Value> {
 }
 
 /// What these numbers cannot tell, a sentence each; what is special to this recording first.
-pub(super) fn unknown(reader: &Reader, info: &Info, collected: &Collected) -> Vec<String> {
+pub(super) fn unknown(reader: &Reader, report: &Report, info: &Info, collected: &Collected) -> Vec<String> {
     let mut lines = of_this_recording(reader, info);
+    if !report.domains.is_empty() {
+        let names = report.domains.join(", ");
+        lines.push(format!(
+            "Only what these allocator domains hold is on this page: {names}."
+        ));
+    }
     lines.extend(left_out(collected));
     lines.push(sampling(reader));
     lines.push(format!(
@@ -44,11 +51,15 @@ pub(super) fn unknown(reader: &Reader, info: &Info, collected: &Collected) -> Ve
             .to_owned(),
     );
     lines.push("What was allocated before the recording began is not in these numbers, nor are its frees.".to_owned());
-    lines.push(
-        "Memory that does not come from Python's allocators (malloc or mmap in C code, thread stacks, mapped files) is in the \
-         resident set, but not in live memory."
-            .to_owned(),
-    );
+    let outside = match report.has_native {
+        true => {
+            "Memory that --native does not see (small mappings, thread stacks, mapped files, calls by copied pointers)"
+        }
+        false => {
+            "Memory that does not come from Python's allocators (malloc or mmap in C code, thread stacks, mapped files)"
+        }
+    };
+    lines.push(format!("{outside} is in the resident set, but not in live memory."));
     lines.push(
         "It is told where memory was allocated, not what keeps it alive. Child processes are not in it.".to_owned(),
     );

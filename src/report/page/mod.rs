@@ -25,6 +25,7 @@ use super::leaks::Report;
 use crate::profile::reader::{ReadError, Reader};
 use crate::profile::sidecar::Sidecar;
 use crate::reader::limits_of;
+use crate::report::filter::Counted;
 use collect::{Collected, Kind, Limits, collect};
 use series::put;
 use stacks::shown;
@@ -60,12 +61,13 @@ const MAX_THREADS: usize = 500;
 /// Facts on a page.
 const MAX_FACTS: usize = 100;
 
-/// The page of a recording.
+/// The page of a recording, or of what counts of it.
 ///
 /// # Errors
 /// When the events cannot be read. Damage is no error; the page tells of it.
-pub fn page(reader: &Reader, verdict: &Report, info: &Info) -> Result<String, ReadError> {
-    let data = data(reader, verdict, info, Limits::default())?;
+pub fn page(counted: &Counted<'_>, verdict: &Report, info: &Info) -> Result<String, ReadError> {
+    let reader = counted.reader();
+    let data = data(counted, verdict, info, Limits::default())?;
     // Plain data always can be JSON.
     let data = plain(&data).unwrap_or_default();
     let title = stacks::shown(&name(reader)).replace('&', "&amp;").replace('<', "&lt;");
@@ -89,8 +91,9 @@ fn name(reader: &Reader) -> String {
 }
 
 /// All that the script knows.
-fn data(reader: &Reader, report: &Report, info: &Info, limits: Limits) -> Result<Value, ReadError> {
-    let (mut collected, threads, blob) = collected(reader, &verdict::leaking_traces(report), limits)?;
+fn data(counted: &Counted<'_>, report: &Report, info: &Info, limits: Limits) -> Result<Value, ReadError> {
+    let reader = counted.reader();
+    let (mut collected, threads, blob) = collected(counted, &verdict::leaking_traces(report), limits)?;
     let sites = verdict::sites(report, &mut collected);
     let types = types::types(reader, &mut collected)?;
     let clock = collected.clock;
@@ -119,7 +122,7 @@ fn data(reader: &Reader, report: &Report, info: &Info, limits: Limits) -> Result
         "memory": facts::memory(reader.sidecar(), clock.end),
         "limit": report.limit.as_ref().map(|limit| limit.limit_bytes),
         "facts": info.lines().iter().take(MAX_FACTS).map(|(name, value)| json!([name, shown(value)])).collect::<Vec<_>>(),
-        "unknown": facts::unknown(reader, info, &collected),
+        "unknown": facts::unknown(reader, report, info, &collected),
     }))
 }
 
@@ -162,12 +165,16 @@ impl Threads {
 }
 
 /// What there is room for: less and less, until it is small enough.
-fn collected(reader: &Reader, first: &[u32], mut limits: Limits) -> Result<(Collected, Threads, Vec<u8>), ReadError> {
+fn collected(
+    counted: &Counted<'_>,
+    first: &[u32],
+    mut limits: Limits,
+) -> Result<(Collected, Threads, Vec<u8>), ReadError> {
     let mut attempts = ATTEMPTS;
     loop {
-        let collected = collect(reader, first, limits)?;
+        let collected = collect(counted, first, limits)?;
         let mut threads = Threads::default();
-        let blob = encode(&collected, reader.sidecar(), &mut threads);
+        let blob = encode(&collected, counted.reader().sidecar(), &mut threads);
         attempts -= 1;
         if blob.len() <= MAX_BLOB || attempts == 0 {
             return Ok((collected, threads, blob));

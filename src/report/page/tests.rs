@@ -11,6 +11,7 @@ use crate::profile::names::SuffixStyle;
 use crate::profile::writer::{AllocDetail, Frame, ProfileWriter};
 use crate::reader::Reader as Analysis;
 use crate::report::export::tests::{EVIL, assert_clean};
+use crate::report::filter::{Counted, Filters};
 use crate::report::leaks::{Facts as LeakFacts, OwnCode, Tracker, judge};
 use crate::report::page::stacks::Room;
 
@@ -73,7 +74,7 @@ fn parts(reader: &Reader) -> (Report, Info) {
 fn of(base: &Path, limits: Limits) -> (Reader, Value) {
     let reader = Reader::open(base).unwrap();
     let (report, info) = parts(&reader);
-    let data = data(&reader, &report, &info, limits).unwrap();
+    let data = data(&Counted::new(&reader, &Filters::default()), &report, &info, limits).unwrap();
     (reader, data)
 }
 
@@ -350,7 +351,7 @@ fn what_is_left_out_is_counted_elsewhere() {
 fn whole(base: &Path) -> String {
     let reader = Reader::open(base).unwrap();
     let (report, info) = parts(&reader);
-    page(&reader, &report, &info).unwrap()
+    page(&Counted::new(&reader, &Filters::default()), &report, &info).unwrap()
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::choose::Started;
 use super::failure::{Failure, code};
+use super::select::DomainArgs;
 use super::{leaks, record};
 use crate::profile::reader::Reader;
 use crate::report::human::Human;
@@ -114,7 +115,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         "3. the program ran on after we had left, and has ended by itself: {status}"
     ));
     let reader = Reader::open(&base)?;
-    let report = leaks::report(&reader, &[], None)?;
+    let report = leaks::report(&reader, &[], None, &DomainArgs::default())?;
     // Where no leak was found, for example as the machine was too busy, show what was seen.
     let detail = if report.verdict == Overall::Leak {
         Detail::Normal

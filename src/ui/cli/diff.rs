@@ -107,7 +107,8 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (before, after, moved) = if is_same {
         within(&new, args, from, to)?
     } else {
-        let filters = args.filter.filters(old.profile());
+        let filters = args.filter.filters(old.profile())?;
+        args.filter.domain.of(new.profile())?;
         let before = super::usages(old.profile(), &select::live(old.profile(), from, &filters)?);
         let after = super::usages(new.profile(), &select::live(new.profile(), to, &filters)?);
         (before, after, None)
@@ -176,7 +177,7 @@ fn within<'a>(
     };
     let (first, second) = if is_backwards { (to, from) } else { (from, to) };
     let changes = reader.changes(first.unwrap_or_default(), second)?;
-    let filters = args.filter.filters(reader.profile());
+    let filters = args.filter.filters(reader.profile())?;
     let usage = |index, live| TraceUsage {
         index,
         frames: reader.profile().frames(index),

@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let reader = Reader::open(&args.base)?;
     let (start, elapsed) = (reader.start(), reader.elapsed()?);
     let (from, to) = (args.from.within(start, elapsed), args.to.within(start, elapsed));
-    let filters = args.filter.filters(&reader);
+    let filters = args.filter.filters(&reader)?;
     let counted = Counted::new(&reader, &filters);
     let wanted = reader
         .events()?

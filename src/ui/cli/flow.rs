@@ -76,7 +76,7 @@ pub struct DrawArgs {
     pub each_frame: bool,
 
     /// Draw what the original heapprof draws, to the letter, from the snapshots of the digest.
-    #[arg(long, conflicts_with_all = ["files", "functions", "threads"])]
+    #[arg(long, conflicts_with_all = ["files", "functions", "threads", "domains"])]
     pub compat: bool,
 
     /// Print nodes and edges as one JSON object instead.
@@ -145,7 +145,7 @@ fn graph(reader: &Reader, time: Moment, args: &DrawArgs) -> Result<FlowGraph, Bo
         };
         return Ok(reader.flow_graph_at(seconds)?);
     }
-    let live = select::live(reader.profile(), at, &args.filter.filters(reader.profile()))?;
+    let live = select::live(reader.profile(), at, &args.filter.filters(reader.profile())?)?;
     let recursion = if args.each_frame {
         Recursion::EachFrame
     } else {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use super::failure::{Failure, code};
 use super::info_run;
 use super::leaks;
+use super::select::{self, DomainArgs};
 use crate::profile::reader::Reader;
+use crate::report::filter::{Counted, Filters};
 use crate::report::human::{bytes, clean};
 use crate::report::leaks::render::headline;
 use crate::report::page::page;
@@ -37,6 +39,10 @@ pub struct Args {
     /// Tell when the process hits this size, for example 2GiB. Without it: the limit of its memory cgroup, if it has one.
     #[arg(long, value_name = "BYTES", value_parser = units::parse_size)]
     pub limit: Option<u64>,
+
+    /// Which domains are on the page.
+    #[command(flatten)]
+    pub domain: DomainArgs,
 }
 
 /// Runs the command.
@@ -50,12 +56,19 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         return Err(Failure::new(code::USAGE, why).into());
     }
     let reader = Reader::open(&args.base)?;
-    let verdict = leaks::report(&reader, &args.own, args.limit)?;
-    let info = info_run::collect(&reader)?;
+    let verdict = leaks::report(&reader, &args.own, args.limit, &args.domain)?;
+    let filters = Filters {
+        domains: args.domain.of(&reader)?,
+        ..Filters::default()
+    };
+    let mut info = info_run::collect(&reader)?;
+    if !filters.is_empty() {
+        info.set_live(&select::live(&reader, None, &filters)?.total);
+    }
     for warning in &info.warnings {
         note(&format!("warning: {warning}"));
     }
-    let page = page(&reader, &verdict, &info)?;
+    let page = page(&Counted::new(&reader, &filters), &verdict, &info)?;
     save(&args.output, page.as_bytes())?;
     if is_stdout {
         return Ok(());

@@ -16,7 +16,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let mut info = collect(&reader)?;
     let at = select::moment(&reader, args.at)?;
     if at.is_some() || !args.filter.is_empty() {
-        info.set_live(&select::live(&reader, at, &args.filter.filters(&reader))?.total);
+        info.set_live(&select::live(&reader, at, &args.filter.filters(&reader)?)?.total);
         info.live_at_seconds = at.map_or(info.elapsed_seconds, |at| at.as_secs_f64());
     }
     let text = if args.json {

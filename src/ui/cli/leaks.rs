@@ -4,10 +4,12 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use super::heap::Growth;
+use super::select::DomainArgs;
 use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
 use crate::profile::names::ProfileNames;
-use crate::profile::reader::{ReadError, Reader};
+use crate::profile::reader::Reader;
+use crate::report::filter::{Counted, Filters};
 use crate::report::leaks::memory::Limit;
 use crate::report::leaks::render::{Detail, headline, render};
 use crate::report::leaks::{Facts, Overall, OwnCode, Report, Tracker, judge};
@@ -48,6 +50,10 @@ pub struct Args {
     #[arg(long, short, conflicts_with_all = ["verbose", "json"])]
     pub quiet: bool,
 
+    /// Which domains are judged. What the process does is then compared with nothing.
+    #[command(flatten)]
+    pub domain: DomainArgs,
+
     /// Print whole stacks, and what is no leak.
     #[arg(long, short)]
     pub verbose: bool,
@@ -62,7 +68,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         return super::merged::leaks(args);
     }
     let reader = Reader::open(args.base.first().map_or(Path::new(""), PathBuf::as_path))?;
-    let mut report = report(&reader, &args.own, args.limit)?;
+    let mut report = report(&reader, &args.own, args.limit, &args.domain)?;
     report
         .notes
         .extend(args.base.first().and_then(|base| part_of(base, &reader)));
@@ -73,18 +79,23 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let text = match () {
         () if args.json => {
             let mut answer = serde_json::to_value(&report)?;
-            if let (Some(answer), Some(growth)) = (answer.as_object_mut(), Growth::of(&reader)) {
+            if let (Some(answer), Some(growth)) = (answer.as_object_mut(), growth(args, &reader)) {
                 answer.insert("census".to_owned(), growth.json(args.rows)?);
             }
             serde_json::to_string_pretty(&answer)? + "\n"
         }
         () if args.quiet => headline(&report) + "\n",
         () => {
-            let growth = Growth::of(&reader).map(|growth| growth.text(report.live_bytes, args.rows));
+            let growth = growth(args, &reader).map(|growth| growth.text(report.live_bytes, args.rows));
             render(&report, detail, args.rows) + &growth.unwrap_or_default()
         }
     };
     Ok(to_stdout(&text)?)
+}
+
+/// What the censuses of a recording say of its whole heap.
+fn growth(args: &Args, reader: &Reader) -> Option<Growth> {
+    args.domain.is_empty().then(|| Growth::of(reader)).flatten()
 }
 
 /// What is judged, where a recording has several parts (its period was raised, or its files were rotated): one part is, the one that
@@ -117,16 +128,26 @@ fn before(base: &Path) -> Option<PathBuf> {
     })
 }
 
-/// The verdict on a profile.
+/// The verdict on a profile, or on these domains of it.
 ///
 /// # Errors
-/// When it cannot be read.
-pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Report, ReadError> {
+/// When it cannot be read, or does not have the domains.
+pub fn report(
+    reader: &Reader,
+    own: &[String],
+    limit: Option<u64>,
+    domains: &DomainArgs,
+) -> Result<Report, Box<dyn Error>> {
+    let filters = Filters {
+        domains: domains.of(reader)?,
+        ..Filters::default()
+    };
+    let counted = Counted::new(reader, &filters);
     let facts = reader.sidecar().map(|sidecar| &sidecar.header.facts);
     let interpreter = facts.and_then(|facts| facts.more.get("interpreter")?.as_str().or(facts.exe.as_deref()));
     let own = OwnCode::new(own, interpreter);
     let mut tracker = Tracker::new(reader.weights(), reader.trace_count(), own);
-    reader.visit(|event| {
+    counted.visit(|event| {
         // What the .hpm does not have comes from damage, and may be anything.
         let trace = if event.trace <= reader.trace_count() {
             event.trace
@@ -148,6 +169,7 @@ pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Rep
     let facts = Recorded {
         reader,
         types: Types::of(reader),
+        only: domains.names().into_iter().map(str::to_owned).collect(),
     };
     let mut report = judge(&mut tracker, elapsed, &facts, limit);
     if report.verdict == Overall::Native {
@@ -169,6 +191,8 @@ pub fn report(reader: &Reader, own: &[String], limit: Option<u64>) -> Result<Rep
 struct Recorded<'a> {
     reader: &'a Reader,
     types: Option<Types<'a>>,
+    /// The domains that are judged, if not all are.
+    only: Vec<String>,
 }
 
 impl Facts for Recorded<'_> {
@@ -180,6 +204,10 @@ impl Facts for Recorded<'_> {
         let domains = self.reader.sidecar().map(|sidecar| &sidecar.header.facts.domains);
         let malloc = domain::NAMES[usize::from(domain::MALLOC)];
         domains.is_some_and(|domains| domains.iter().any(|name| name == malloc))
+    }
+
+    fn only(&self) -> Vec<String> {
+        self.only.clone()
     }
 
     fn types(&self, traces: &[u32]) -> Vec<TypeRow> {

@@ -4,6 +4,7 @@
 //! at one moment for all; a process that had ended by then holds nothing.
 
 use super::failure::{Failure, chain, code};
+use super::select::DomainArgs;
 use super::{leaks, select, top, usages};
 use crate::profile::names::ProfileNames;
 use crate::profile::reader::Reader;
@@ -127,7 +128,7 @@ pub fn top(args: &top::Args) -> Result<(), Box<dyn Error>> {
     for part in &there {
         let reader = &part.reader;
         let moment = (!is_end).then(|| at.saturating_sub(part.start).min(part.end.saturating_sub(part.start)));
-        let live = select::live(reader, moment, &args.filter.filters(reader))?;
+        let live = select::live(reader, moment, &args.filter.filters(reader)?)?;
         let interval = top::total_interval(reader, &live);
         total.add(live.total.bytes, (interval.low, interval.high));
         (least, most) = (least.min(live.total.bytes), most.max(live.total.bytes));
@@ -189,8 +190,16 @@ fn rows(
 }
 
 /// The verdicts on several recordings, with their names.
-fn reports(parts: &[Part], own: &[String], limit: Option<u64>) -> Result<Vec<(String, Report)>, Box<dyn Error>> {
-    let report = |part: &Part| Ok((part.name.clone(), leaks::report(&part.reader, own, limit)?));
+fn reports(
+    parts: &[Part],
+    own: &[String],
+    limit: Option<u64>,
+    domains: &DomainArgs,
+) -> Result<Vec<(String, Report)>, Box<dyn Error>> {
+    let report = |part: &Part| {
+        let report = leaks::report(&part.reader, own, limit, domains)?;
+        Ok((part.name.clone(), report))
+    };
     parts.iter().map(report).collect()
 }
 
@@ -200,7 +209,7 @@ fn reports(parts: &[Part], own: &[String], limit: Option<u64>) -> Result<Vec<(St
 /// When one cannot be read.
 pub fn leaks(args: &leaks::Args) -> Result<(), Box<dyn Error>> {
     let parts = open(&args.base)?;
-    let reports = reports(&parts, &args.own, args.limit)?;
+    let reports = reports(&parts, &args.own, args.limit, &args.domain)?;
     let fleet = merged::judge(&reports);
     let later = parts.iter().filter(|part| part.is_later).count();
     if later > 0 {
@@ -236,7 +245,7 @@ pub fn leaks(args: &leaks::Args) -> Result<(), Box<dyn Error>> {
 /// # Errors
 /// With one line, when they cannot be read.
 pub fn headline_of(bases: &[PathBuf]) -> Result<String, String> {
-    let found = open(bases).and_then(|parts| reports(&parts, &[], None));
+    let found = open(bases).and_then(|parts| reports(&parts, &[], None, &DomainArgs::default()));
     let reports = found.map_err(|error| chain(error.as_ref()))?;
     Ok(merged::headline(&merged::judge(&reports)))
 }

@@ -37,11 +37,12 @@ pub mod top;
 pub mod whence;
 pub mod which;
 
-use crate::profile::reader::{LiveSet, ReadError, Reader};
+use crate::profile::reader::{LiveSet, Reader};
 use crate::report::TraceUsage;
 use crate::report::export::Export;
 use crate::ui::output::note;
 use crate::ui::units::Moment;
+use std::error::Error;
 
 /// What is alive, with the stacks of the traces.
 fn usages<'a>(reader: &'a Reader, live: &LiveSet) -> Vec<TraceUsage<'a>> {
@@ -54,9 +55,9 @@ fn usages<'a>(reader: &'a Reader, live: &LiveSet) -> Vec<TraceUsage<'a>> {
 }
 
 /// The profile at a moment, ready to be exported. What is wrong with it is said on standard error.
-fn exported<'a>(reader: &'a Reader, at: Moment, filter: &select::FilterArgs) -> Result<Export<'a>, ReadError> {
+fn exported<'a>(reader: &'a Reader, at: Moment, filter: &select::FilterArgs) -> Result<Export<'a>, Box<dyn Error>> {
     let at = select::moment(reader, at)?;
-    let export = Export::of(reader, &select::live(reader, at, &filter.filters(reader))?)?;
+    let export = Export::of(reader, &select::live(reader, at, &filter.filters(reader)?)?)?;
     for warning in &export.warnings {
         note(&format!("warning: {warning}"));
     }

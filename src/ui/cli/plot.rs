@@ -53,7 +53,7 @@ pub struct Args {
     pub output: PathBuf,
 
     /// Plot the snapshots of the digest as the original heapprof does, each one interval early.
-    #[arg(long, conflicts_with_all = ["interval", "at", "files", "functions", "threads"])]
+    #[arg(long, conflicts_with_all = ["interval", "at", "files", "functions", "threads", "domains"])]
     pub compat: bool,
 
     /// Print one JSON object instead, with allocation rates.
@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         .map(|Named(label, line)| (label.clone(), line.clone()))
         .collect();
     let at = select::moment(reader.profile(), args.at)?;
-    let filters = args.filter.filters(reader.profile());
+    let filters = args.filter.filters(reader.profile())?;
     lines.extend(largest(&reader, args.top, at, &filters)?);
     select::warn(reader.profile(), 0)?;
     let (plot, rates) = if args.compat {

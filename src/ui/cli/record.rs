@@ -5,6 +5,7 @@ use super::failure::{Failure, chain, code};
 use super::fleet::Fleet;
 pub use super::recording::stop_signals;
 use super::recording::{Front, Recording, Why, cost, covered, facts, found, micros, nap, stop_and_hangup_signals};
+use super::select::DomainArgs;
 use super::which::{Long, When, Which};
 use crate::attach::crowd::{Crowd, Selection};
 use crate::attach::preflight;
@@ -516,9 +517,10 @@ fn report(
         return;
     }
     // The recording is safe by now: that no verdict can be made of it is no failure of it.
-    match Reader::open(names.base()).and_then(|reader| super::leaks::report(&reader, &[], None)) {
+    let judge = |reader| super::leaks::report(&reader, &[], None, &DomainArgs::default());
+    match Reader::open(names.base()).map_err(Into::into).and_then(judge) {
         Ok(verdict) => note(render(&verdict, Detail::Brief, VERDICT_SITES).trim_end()),
-        Err(error) => note(&format!("no verdict: {}", chain(&error))),
+        Err(error) => note(&format!("no verdict: {}", chain(error.as_ref()))),
     }
     let base = names.base().display();
     note(&format!("look at it with: pyheap leaks {base}, pyheap top {base}"));

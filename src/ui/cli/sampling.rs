@@ -184,7 +184,8 @@ fn parse_percent(text: &str) -> Result<f64, String> {
     }
 }
 
-fn parse_domain(text: &str) -> Result<u8, String> {
+/// The number of a domain by its name.
+pub(super) fn parse_domain(text: &str) -> Result<u8, String> {
     let found = domain::NAMES.iter().position(|name| *name == text);
     found
         .map(|number| number as u8)

@@ -182,7 +182,7 @@ fn show(args: &Args) -> Result<(String, bool), Box<dyn Error>> {
     let by = args.by.of_traces().group(reader);
     let types = types(args, reader)?;
     let at = select::moment(reader, args.at)?;
-    let filters = args.filter.filters(reader);
+    let filters = args.filter.filters(reader)?;
     let (live, least) = match window(args, reader)? {
         Some((from, to)) => {
             let window = analysis.window(from, to, at)?;
