@@ -9,6 +9,8 @@ use std::time::Duration;
 /// What a sample costs the target, its share of frees, announced stacks and cache misses included; measured at depth 20, see
 /// docs/performance.md.
 const SAMPLE_COST: Duration = Duration::from_nanos(1200);
+/// What a piece of a stack costs it besides: 330 ns to copy 16 KiB, and caches that are as cold as the ring is long.
+const PIECE_COST: Duration = Duration::from_nanos(1000);
 /// The cost is judged over this time at least.
 const WINDOW: Duration = Duration::from_secs(2);
 /// A target that is mostly idle counts as using this share of a core: a burst after a pause is no overhead that one sees.
@@ -71,6 +73,8 @@ pub struct Seen {
     pub at: Duration,
     /// Samples so far.
     pub samples: u64,
+    /// Pieces of native stacks so far.
+    pub pieces: u64,
     /// CPU time that the target has used so far.
     pub cpu: Duration,
 }
@@ -92,8 +96,10 @@ impl Watch {
         }
         self.since = Some(now);
         let samples = now.samples.saturating_sub(then.samples) as f64;
+        let pieces = now.pieces.saturating_sub(then.pieces) as f64;
         let load = now.cpu.saturating_sub(then.cpu).as_secs_f64();
-        let share = samples * SAMPLE_COST.as_secs_f64() / load.max(LEAST_LOAD * wall.as_secs_f64());
+        let cost = samples * SAMPLE_COST.as_secs_f64() + pieces * PIECE_COST.as_secs_f64();
+        let share = cost / load.max(LEAST_LOAD * wall.as_secs_f64());
         let longer = at_least(period, |longer| share * period as f64 <= budget * longer as f64)?;
         let rate = samples / wall.as_secs_f64();
         let why = format!(
@@ -147,6 +153,7 @@ mod tests {
         Seen {
             at: Duration::from_secs(seconds),
             samples,
+            pieces: 0,
             cpu: Duration::from_secs_f64(cpu),
         }
     }
