@@ -14,6 +14,8 @@ mod frames;
 mod hooks;
 #[path = "../src/live.rs"]
 mod live;
+#[path = "../src/pieces.rs"]
+mod pieces;
 #[path = "../src/ring.rs"]
 mod ring;
 #[path = "../src/sample.rs"]

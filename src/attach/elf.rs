@@ -377,25 +377,28 @@ impl ElfFile {
         Ok(found)
     }
 
-    /// All functions that have names and a size.
+    /// All functions that have names and a size; none of a table that is larger than is read for this.
     ///
     /// # Errors
-    /// When a symbol table is damaged or larger than is read for this.
+    /// When a symbol table is damaged.
     pub fn functions(&self) -> Result<Functions, ElfError> {
-        /// A CPython's has 1 MB, the largest libraries of C++ have some ten times that.
-        const MAX_BYTES: u64 = 64 << 20;
+        /// A CPython's have 1 MB, large libraries of C++ some ten times that.
+        const MAX_SYMBOLS: u64 = 16 << 20;
+        const MAX_NAMES: u64 = 24 << 20;
         let mut functions = Functions::default();
         if let Some((table, names)) = &self.symbols {
             functions.add(table, names.clone())?;
         }
+        // The full table has what the other one has, too.
         for (table, names) in [(".symtab", ".strtab"), (".dynsym", ".dynstr")] {
-            if let Some(table) = self.section_bytes(table, MAX_BYTES)?
-                && let Some(names) = self.section_bytes(names, MAX_BYTES)?
+            if functions.all.is_empty()
+                && let Ok(Some(table)) = self.section_bytes(table, MAX_SYMBOLS)
+                && let Ok(Some(names)) = self.section_bytes(names, MAX_NAMES)
             {
                 functions.add(&table, names)?;
             }
         }
-        // Of several at one address the first one counts: the full table has the names that are not exported, too.
+        // Of several at one address the first one counts.
         functions.all.sort_by_key(|function| function.start);
         Ok(functions)
     }

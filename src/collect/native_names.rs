@@ -15,7 +15,7 @@ pub const NO_FILE: &str = "<native code>";
 const MAX_ADDRESSES: usize = 16 << 10;
 /// Most files whose symbols are kept, and most bytes of them.
 const MAX_FILES: usize = 1024;
-const MAX_BYTES: usize = 128 << 20;
+const MAX_BYTES: usize = 32 << 20;
 
 /// A library and a function in it, by name. Without a symbol that covers it, the address by the file, as `+0x1a2b`.
 pub type Place = (Arc<str>, Arc<str>);

@@ -26,8 +26,8 @@ use std::ops::Range;
 /// Most frames of a native stack.
 pub const MAX_FRAMES: usize = 1024;
 /// Most bytes of an object's index, eight a function, and of all.
-const MAX_INDEX_BYTES: u64 = 16 << 20;
-const MAX_INDEXES_BYTES: usize = 64 << 20;
+const MAX_INDEX_BYTES: u64 = 8 << 20;
+const MAX_INDEXES_BYTES: usize = 16 << 20;
 /// Most bytes of one entry: the largest functions of an interpreter have some KiB.
 const MAX_ENTRY_BYTES: u64 = 64 << 10;
 /// Most objects, and program headers of one.
@@ -35,6 +35,8 @@ const MAX_OBJECTS: usize = 4096;
 const MAX_HEADERS: u16 = 64;
 /// Most addresses whose rules are kept, some 400 bytes each.
 const MAX_RULES: usize = 16 << 10;
+/// Most bytes of expressions of one rule: there is hardly ever one.
+const MAX_EXPRESSIONS: usize = 512;
 /// Most steps of one expression.
 const MAX_STEPS: u32 = 1000;
 
@@ -341,8 +343,10 @@ impl Entry {
         let row = entry
             .unwind_info_for_address(&frame, &bases, &mut context, address)
             .ok()?;
+        let left = std::cell::Cell::new(MAX_EXPRESSIONS);
         let bytes = |expression: &gimli::UnwindExpression<usize>| {
             let Expression(slice) = expression.get(&frame).ok()?;
+            left.set(left.get().checked_sub(slice.len())?);
             Some(slice.slice().to_vec())
         };
         let address = match row.cfa() {
