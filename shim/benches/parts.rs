@@ -14,6 +14,8 @@ mod frames;
 mod hooks;
 #[path = "../src/live.rs"]
 mod live;
+#[path = "../src/native.rs"]
+mod native;
 #[path = "../src/pieces.rs"]
 mod pieces;
 #[path = "../src/ring.rs"]

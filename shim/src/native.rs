@@ -476,7 +476,14 @@ extern "C" fn munmap_slow(address: u64, len: u64, from: From<'_>) -> i32 {
         } else if gone < was.size
             && let Some(period) = marked(was.size - gone, me)
         {
-            sample::enter_from(address.wrapping_add(gone), was.size - gone, MMAP, me, period, Some(from));
+            sample::enter_from(
+                address.wrapping_add(gone),
+                was.size - gone,
+                MMAP,
+                me,
+                period,
+                Some(from),
+            );
         }
     }
     answer
