@@ -78,11 +78,20 @@ fn main() {
     let resolver = Resolver::new(names, threads, Arc::clone(&live), 7, 1 << 19);
     let (send, chunks) = sync_channel(CHUNKS as usize + 1);
     let at = Duration::ZERO;
-    send.send(Chunk::Records { at, bytes: stacks() })
-        .expect("there is room");
+    send.send(Chunk::Records {
+        at,
+        bytes: stacks(),
+        pieces: Vec::new(),
+    })
+    .expect("there is room");
     for chunk in 0..CHUNKS {
         let bytes = samples(chunk);
-        send.send(Chunk::Records { at, bytes }).expect("there is room");
+        send.send(Chunk::Records {
+            at,
+            bytes,
+            pieces: Vec::new(),
+        })
+        .expect("there is room");
     }
     drop(send);
     let start = Instant::now();

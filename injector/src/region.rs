@@ -8,7 +8,8 @@
 //!          codes      known code objects                   │ wiped in children
 //!          stacks     known stacks                         │
 //!          scratch    one stack                            ┘
-//!          ring                                              not there in children
+//!          ring                                            ┐
+//!          pieces     pieces of stacks, if they are wanted  ┘ not there in children
 //! ```
 
 use crate::image::{Image, pages};
@@ -33,6 +34,8 @@ pub struct Sizes {
     pub codes: u64,
     /// Known stacks, a power of two.
     pub stacks: u64,
+    /// Bytes of the ring of pieces of stacks, a power of two, or 0.
+    pub piece_bytes: u64,
 }
 
 impl Default for Sizes {
@@ -42,6 +45,7 @@ impl Default for Sizes {
             ring_bytes: 1 << 20,
             codes: 1 << 14,
             stacks: 1 << 15,
+            piece_bytes: 0,
         }
     }
 }
@@ -65,6 +69,8 @@ pub struct Plan {
     pub scratch: u64,
     /// The ring.
     pub ring: u64,
+    /// The ring of pieces, right behind it.
+    pub pieces: u64,
     /// Length of the whole.
     pub len: u64,
 }
@@ -77,6 +83,7 @@ impl Plan {
     #[must_use]
     pub fn new(image: &Image, sizes: Sizes) -> Self {
         assert!(sizes.ring_bytes.is_power_of_two() && sizes.ring_bytes >= 2 * MAX_RECORD_BYTES as u64);
+        assert!(sizes.piece_bytes == 0 || sizes.piece_bytes.is_power_of_two());
         assert!(sizes.codes.is_power_of_two() && sizes.stacks.is_power_of_two());
         let at_image = PAGE;
         let xsave = at_image + image.len() + STACK_BYTES;
@@ -85,7 +92,8 @@ impl Plan {
         let stacks = codes + pages(sizes.codes * size_of::<KnownCode>() as u64);
         let scratch = stacks + pages(sizes.stacks * size_of::<KnownStack>() as u64);
         let ring = scratch + pages(MAX_FRAMES as u64 * 8);
-        let len = ring + pages(sizes.ring_bytes);
+        let pieces = ring + pages(sizes.ring_bytes);
+        let len = pieces + pages(sizes.piece_bytes);
         Self {
             sizes,
             image: at_image,
@@ -95,6 +103,7 @@ impl Plan {
             stacks,
             scratch,
             ring,
+            pieces,
             len,
         }
     }

@@ -278,8 +278,8 @@ pub struct PyLayout {
     pub own_tstate: u32,
     /// Distance (i32) from the thread pointer to where the C library keeps the thread's number (`gettid`), an i32.
     pub thread_number: u32,
-    /// Nothing.
-    pub reserved: u32,
+    /// `_PyInterpreterFrame.is_entry` (u8; 3.11 only): the frame is the outermost of those that one call of the C function runs.
+    pub frame_entry: u32,
 }
 const _: () = assert!(size_of::<PyLayout>() == 32 * 4);
 
@@ -390,8 +390,14 @@ pub struct Counters {
     pub gap_bytes: u64,
     /// Estimated blocks that they stand for, in units of 1/[`GAP_UNIT`].
     pub gap_objects: u64,
+    /// Pieces of native stacks that were copied.
+    pub pieces: u64,
+    /// Pieces for which there was no room: their samples have one native frame.
+    pub lost_pieces: u64,
+    /// Pieces that end with their page, because it is not known how far the stack reaches.
+    pub short_pieces: u64,
 }
-const _: () = assert!(size_of::<Counters>() == 17 * 8);
+const _: () = assert!(size_of::<Counters>() == 20 * 8);
 
 /// What one thread needs on the fast path. Found by a hash of the thread pointer; `owner` says whose it is now.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -474,8 +480,11 @@ pub struct Control {
     pub period_wanted: Doubled,
     /// Entries of the slab that are still to be thinned after a change of period, from the last one used down to here.
     pub thin_left: u64,
+    /// Distance from the thread pointer to where the C library keeps the lowest address of a thread's stack and, in the next
+    /// word, its size; 0 where that is not known. Written by the host.
+    pub stack_block: Doubled,
     /// Nothing.
-    pub reserved5: [u64; 3],
+    pub reserved5: u64,
 
     /// Last sample id given.
     pub last_id: u64,
@@ -496,15 +505,27 @@ pub struct Control {
     /// What went wrong, and how often.
     pub counters: Counters,
     /// Nothing.
-    pub reserved6: [u64; 7],
+    pub reserved6: [u64; 4],
     /// Addresses whose free could not take the lock, 0 = empty. Atomic.
     pub deferred: [u64; DEFERRED],
     /// Keeps what follows aligned.
     pub config: Config,
     /// Mappings of so many bytes and more are counted. Written by the host.
     pub mmap_threshold: u64,
-    /// Nothing; makes the struct whole pages together with what follows.
-    pub reserved7: [u64; 9],
+    /// Most bytes of a stack that are copied at a native sample; 0 = none are. Written by the host before the start, as the next two.
+    pub piece_bytes: u64,
+    /// The ring of [`crate::record::Piece`]s: address.
+    pub pieces: u64,
+    /// Its size in bytes: a power of two.
+    pub pieces_len: u64,
+    /// Bytes ever committed to it. Written by the shim.
+    pub pieces_head: u64,
+    /// Bytes ever consumed from it. Written by the host.
+    pub pieces_tail: Doubled,
+    /// The stack of the main thread is mapped from here on at least; it only ever grows. Written by the host.
+    pub main_stack: Doubled,
+    /// Where that stack ends; 0 if it is not known. Written by the host before the start.
+    pub main_stack_end: u64,
     /// Per-thread slots.
     pub slots: [Slot; SLOTS],
     /// How many live samples have an address in each 256 bytes of memory (every 16 MiB share a cell; 255 = as many or more,
@@ -519,7 +540,7 @@ pub struct Control {
 
 const CONTROL_HEAD: usize = 64 * 6
     + size_of::<Counters>()
-    + 7 * 8
+    + 4 * 8
     + DEFERRED * 8
     + size_of::<Config>()
     + 10 * 8

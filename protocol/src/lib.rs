@@ -30,7 +30,7 @@ pub use control::{
 };
 
 /// Version of everything in this crate.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// The oldest version that follows the rules above.
 pub const OLDEST_CURABLE: u32 = 2;

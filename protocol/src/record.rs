@@ -19,6 +19,8 @@ pub mod kind {
     pub const CODE: u16 = 4;
     /// Only a head; flags 1: no code id given so far will come again, flags 2: no stack id will.
     pub const FORGET: u16 = 5;
+    /// [`super::Piece`], then bytes; in a ring of their own
+    pub const PIECE: u16 = 6;
 }
 
 /// Most frames of a stack that are kept: the inner half and the outer half of a deeper one.
@@ -33,6 +35,15 @@ pub const MAX_LINETABLE_BYTES: usize = 64 * 1024;
 pub const UNKNOWN_INSTRUCTION: i32 = i32::MAX;
 /// Flag of a [`Stack`]: its first frame is an address in native code, that of the instruction after the call.
 pub const NATIVE_FIRST: u16 = 4;
+/// Flag of a [`Stack`]: the two highest bits of a frame say how many calls of the interpreter's loop end with it: the next frame
+/// is run by another one, further out.
+pub const WITH_LOOPS: u16 = 8;
+/// Flag of a [`Stack`], with [`WITH_LOOPS`]: the innermost call of the loop runs none of the frames (any more).
+pub const EMPTY_LOOP: u16 = 16;
+/// Where the two bits are.
+pub const LOOPS_SHIFT: u32 = 62;
+/// Code ids from here on leave no room for them.
+pub const MAX_CODE_WITH_LOOPS: u64 = 1 << 30;
 /// Most segments in a [`Code`] record.
 pub const MAX_SEGMENTS: usize = 8;
 /// Upper bound for any record's length.
@@ -87,7 +98,8 @@ const _: () = assert!(size_of::<Free>() == 16);
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Stack {
-    /// Kind STACK; flags bit 0: cut in the middle, bit 1: cut at the outer end as well, [`NATIVE_FIRST`].
+    /// Kind STACK; flags bit 0: cut in the middle, bit 1: cut at the outer end as well, [`NATIVE_FIRST`], [`WITH_LOOPS`],
+    /// [`EMPTY_LOOP`].
     pub head: Head,
     /// Its id.
     pub id: u64,
@@ -124,3 +136,31 @@ pub struct Segment {
     pub full: u32,
 }
 const _: () = assert!(size_of::<Segment>() == 16);
+
+/// The lowest piece of a thread's stack at a native sample, and the registers with which the caller of the allocating function
+/// goes on. The bytes from `stack` on follow.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Piece {
+    /// Kind PIECE.
+    pub head: Head,
+    /// Id of the sample.
+    pub id: u64,
+    /// The registers at the wrapper's entry.
+    pub entry: Entry,
+    /// The stack pointer after the return.
+    pub stack: u64,
+}
+const _: () = assert!(size_of::<Piece>() == 16 + 56 + 8);
+
+/// What a wrapper that takes a sample puts on the stack: the registers that a function leaves as they were, above which stands
+/// the return address.
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Entry {
+    /// As the caller had them: rbp, rbx, r12, r13, r14, r15.
+    pub registers: [u64; 6],
+    /// Where the caller goes on.
+    pub caller: u64,
+}
+const _: () = assert!(size_of::<Entry>() == 56);

@@ -16,6 +16,8 @@ mod hooks;
 mod live;
 #[path = "../src/native.rs"]
 mod native;
+#[path = "../src/pieces.rs"]
+mod pieces;
 #[path = "../src/ring.rs"]
 mod ring;
 #[path = "../src/sample.rs"]

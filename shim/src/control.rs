@@ -177,6 +177,11 @@ fn done(status: StartStatus, detail: u64) {
     control!(status).store(status as u64, Ordering::Release);
 }
 
+/// Bytes of both rings.
+fn rings_len() -> u64 {
+    config!(ring_len) + control!(pieces_len).load(Ordering::Relaxed)
+}
+
 /// Installs the wrappers. Runs once, on a private stack of the hijacked thread, whatever that thread holds: nothing here
 /// waits for anything.
 extern "C" fn start() {
@@ -193,10 +198,11 @@ extern "C" fn start() {
             sys::MADV_WIPEONFORK,
         ),
         madvise(tables, config!(ring) - tables, sys::MADV_WIPEONFORK),
-        madvise(config!(ring), config!(ring_len), sys::MADV_DONTFORK),
+        // The ring of pieces, if there is one, comes right behind it.
+        madvise(config!(ring), rings_len(), sys::MADV_DONTFORK),
     ];
     // Kernels without huge pages refuse this, rightly.
-    madvise(tables, config!(ring) + config!(ring_len) - tables, sys::MADV_NOHUGEPAGE);
+    madvise(tables, config!(ring) + rings_len() - tables, sys::MADV_NOHUGEPAGE);
     for answer in answers {
         if answer != 0 {
             return done(StartStatus::NotForkSafe, answer.unsigned_abs());

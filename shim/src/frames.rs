@@ -10,8 +10,8 @@ use crate::state::{bump, config, control, layout};
 use core::sync::atomic::Ordering;
 use pyheap_protocol::PyLayout;
 use pyheap_protocol::record::{
-    Code, Head, MAX_FRAMES, MAX_LINETABLE_BYTES, MAX_STRING_BYTES, MAX_WALK, NATIVE_FIRST, Segment, Stack,
-    UNKNOWN_INSTRUCTION, kind,
+    Code, EMPTY_LOOP, Head, LOOPS_SHIFT, MAX_CODE_WITH_LOOPS, MAX_FRAMES, MAX_LINETABLE_BYTES, MAX_STRING_BYTES,
+    MAX_WALK, NATIVE_FIRST, Segment, Stack, UNKNOWN_INSTRUCTION, WITH_LOOPS, kind,
 };
 use pyheap_protocol::table::{KnownCode, KnownStack};
 
@@ -149,16 +149,21 @@ fn walk(thread: u64, caller: u64) -> Option<Walk> {
         unsafe { scratch(0).write(caller) };
         depth = 1;
     }
-    let native = if is_native { NATIVE_FIRST } else { 0 };
+    let mut flags = if is_native { NATIVE_FIRST } else { 0 };
     let state = thread_state(thread, is_native);
     if state == 0 {
         return Some(Walk {
             frames: depth,
             depth,
-            flags: native,
+            flags,
         });
     }
     let objects = layout!(walk) == u64::from(PyLayout::WALK_FRAME_OBJECTS);
+    let loops = is_native && is_with_loops();
+    if loops {
+        flags |= WITH_LOOPS;
+    }
+    let first = depth;
     let mut frame = innermost(state);
     let mut steps = 0;
     while plausible(frame) && steps < MAX_WALK {
@@ -183,20 +188,22 @@ fn walk(thread: u64, caller: u64) -> Option<Walk> {
                 };
                 let id = code_id(code)?;
                 let packed = id << 32 | u64::from(instruction as u32);
-                // The outer half turns round and round in the second half of the scratch area.
-                let at = if depth < MAX_FRAMES {
-                    depth
-                } else {
-                    HALF + (depth - HALF) % HALF
-                };
                 // SAFETY: `scratch` stays within the scratch area, which only the holder of the lock writes.
-                unsafe { scratch(at).write(packed) };
+                unsafe { scratch(place(depth)).write(packed) };
                 depth += 1;
+                let entry = layout!(frame_entry);
+                // SAFETY: a field of the frame, where the version has it.
+                if loops && entry != u64::from(PyLayout::ABSENT) && unsafe { peek::<u8>(frame, entry) } != 0 {
+                    end_loop(depth);
+                }
             }
+        } else if loops && depth > first {
+            end_loop(depth);
+        } else if loops {
+            flags |= EMPTY_LOOP;
         }
         frame = back;
     }
-    let mut flags = native;
     if depth > MAX_FRAMES {
         flags |= 1;
         bump!(deep_stacks);
@@ -210,6 +217,33 @@ fn walk(thread: u64, caller: u64) -> Option<Walk> {
         depth,
         flags,
     })
+}
+
+/// Where frame number `depth` goes: the outer half turns round and round in the second half of the scratch area.
+fn place(depth: usize) -> usize {
+    const HALF: usize = MAX_FRAMES / 2;
+    if depth < MAX_FRAMES {
+        depth
+    } else {
+        HALF + (depth - HALF) % HALF
+    }
+}
+
+/// Whether frames are to say where calls of the interpreter's loop end.
+fn is_with_loops() -> bool {
+    control!(piece_bytes).load(Ordering::Relaxed) != 0
+        && control!(last_code).load(Ordering::Relaxed) < MAX_CODE_WITH_LOOPS - 2 * MAX_WALK as u64
+}
+
+/// Notes at the last of `depth` frames that a call of the interpreter's loop ends there; three at most.
+fn end_loop(depth: usize) {
+    let last = scratch(place(depth - 1));
+    // SAFETY: `scratch` stays within the scratch area, which only the holder of the lock writes; the walk has written there.
+    unsafe {
+        if last.read() >> LOOPS_SHIFT < 3 {
+            last.write(last.read() + (1 << LOOPS_SHIFT));
+        }
+    }
 }
 
 /// Brings the second half of the scratch area into order: what stands at `first` comes first. Three reversals.

@@ -18,6 +18,7 @@ use core::sync::atomic::Ordering;
 use pyheap_protocol::control::native as number;
 use pyheap_protocol::control::{Control, Native, Slot};
 use pyheap_protocol::domain::{MALLOC, MMAP};
+use pyheap_protocol::record::Entry;
 
 type Code = *const ();
 type Block = *mut u8;
@@ -75,10 +76,39 @@ const fn at(which: usize) -> usize {
 
 // ------------------------------------------------------------------------------------------------ allocating
 
-/// A wrapper whose request is `$size` (assembly that leaves it in a register, named `$taken`). `$caller` puts the return
-/// address into the register of the slow path's last argument.
+/// The way from a wrapper to its slow path: an [`Entry`] on the stack, whose address is the last argument, in `$register`.
+/// Whoever is on its last instructions is seen by its program counter.
+macro_rules! way {
+    ($name:ident, $slow:ident, $register:literal) => {
+        #[unsafe(naked)]
+        extern "C" fn $name() {
+            naked_asm!(
+                save_entry!(),
+                concat!("mov ", $register, ", rsp"),
+                "sub rsp, 8",
+                "call {slow}",
+                "add rsp, 56",
+                "ret",
+                slow = sym $slow
+            )
+        }
+    };
+}
+
+/// Completes an [`Entry`] above which the return address stands. The slow paths leave these registers as they are.
+macro_rules! save_entry {
+    () => {
+        "push r15\npush r14\npush r13\npush r12\npush rbx\npush rbp"
+    };
+}
+
+/// Where a wrapper was entered; on the calling thread's own stack, until the slow path returns.
+type From<'a> = &'a Entry;
+
+/// A wrapper whose request is `$size` (assembly that leaves it in a register, named `$taken`). `$entry` is the register of the
+/// slow path's last argument.
 macro_rules! allocating {
-    ($name:ident, $which:ident, $slow:ident, $way:ident, $caller:literal, $size:literal, $taken:literal) => {
+    ($name:ident, $which:ident, $slow:ident, $way:ident, $entry:literal, $size:literal, $taken:literal) => {
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
@@ -99,10 +129,7 @@ macro_rules! allocating {
             )
         }
 
-        #[unsafe(naked)]
-        extern "C" fn $way() {
-            naked_asm!(concat!("mov ", $caller, ", [rsp]"), "jmp {slow}", slow = sym $slow)
-        }
+        way!($way, $slow, $entry);
     };
 }
 allocating!(malloc, MALLOC, malloc_slow, malloc_way, "rsi", "", "rdi");
@@ -140,79 +167,79 @@ allocating!(pvalloc, PVALLOC, pvalloc_slow, pvalloc_way, "rsi", "", "rdi");
 
 /// Enters a block that has passed a mark and is there.
 #[inline(always)]
-fn entered(block: Block, size: usize, mark: Option<u64>, me: u64, caller: u64) -> Block {
+fn entered(block: Block, size: usize, mark: Option<u64>, me: u64, from: From<'_>) -> Block {
     if let (Some(period), false) = (mark, block.is_null()) {
-        sample::enter_from(block as u64, size as u64, MALLOC, me, period, caller);
+        sample::enter_from(block as u64, size as u64, MALLOC, me, period, Some(from));
     }
     block
 }
 
-extern "C" fn malloc_slow(size: usize, caller: u64) -> Block {
+extern "C" fn malloc_slow(size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let me = thread();
     let mark = passed_mark(me, size);
     let block = original!(MALLOC, extern "C" fn(usize) -> Block)(size);
-    entered(block, size, mark, me, caller)
+    entered(block, size, mark, me, from)
 }
 
-extern "C" fn calloc_slow(count: usize, size: usize, caller: u64) -> Block {
+extern "C" fn calloc_slow(count: usize, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let me = thread();
     let bytes = count.wrapping_mul(size);
     let mark = passed_mark(me, bytes);
     let block = original!(CALLOC, extern "C" fn(usize, usize) -> Block)(count, size);
-    entered(block, bytes, mark, me, caller)
+    entered(block, bytes, mark, me, from)
 }
 
-extern "C" fn posix_memalign_slow(place: *mut Block, alignment: usize, size: usize, caller: u64) -> i32 {
+extern "C" fn posix_memalign_slow(place: *mut Block, alignment: usize, size: usize, from: From<'_>) -> i32 {
     let _in = InFlight::new();
     let me = thread();
     let mark = passed_mark(me, size);
     let answer = original!(POSIX_MEMALIGN, extern "C" fn(*mut Block, usize, usize) -> i32)(place, alignment, size);
     if answer == 0 {
         // SAFETY: the function that answered 0 has just written there.
-        entered(unsafe { *place }, size, mark, me, caller);
+        entered(unsafe { *place }, size, mark, me, from);
     }
     answer
 }
 
-extern "C" fn aligned_alloc_slow(alignment: usize, size: usize, caller: u64) -> Block {
+extern "C" fn aligned_alloc_slow(alignment: usize, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let me = thread();
     let mark = passed_mark(me, size);
     let block = original!(ALIGNED_ALLOC, extern "C" fn(usize, usize) -> Block)(alignment, size);
-    entered(block, size, mark, me, caller)
+    entered(block, size, mark, me, from)
 }
 
-extern "C" fn memalign_slow(alignment: usize, size: usize, caller: u64) -> Block {
+extern "C" fn memalign_slow(alignment: usize, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let me = thread();
     let mark = passed_mark(me, size);
     let block = original!(MEMALIGN, extern "C" fn(usize, usize) -> Block)(alignment, size);
-    entered(block, size, mark, me, caller)
+    entered(block, size, mark, me, from)
 }
 
-extern "C" fn valloc_slow(size: usize, caller: u64) -> Block {
+extern "C" fn valloc_slow(size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let me = thread();
     let mark = passed_mark(me, size);
     let block = original!(VALLOC, extern "C" fn(usize) -> Block)(size);
-    entered(block, size, mark, me, caller)
+    entered(block, size, mark, me, from)
 }
 
-extern "C" fn pvalloc_slow(size: usize, caller: u64) -> Block {
+extern "C" fn pvalloc_slow(size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let me = thread();
     let mark = passed_mark(me, size);
     let block = original!(PVALLOC, extern "C" fn(usize) -> Block)(size);
-    entered(block, size, mark, me, caller)
+    entered(block, size, mark, me, from)
 }
 
 // ------------------------------------------------------------------------------------------------ moving and freeing
 
 /// A wrapper that may be of a sampled block, in rdi: then nothing is taken off before `$slow`.
 macro_rules! moving {
-    ($name:ident, $which:ident, $slow:ident, $slow_way:ident, $marked:ident, $marked_way:ident, $caller:literal, $size:literal, $taken:literal) => {
+    ($name:ident, $which:ident, $slow:ident, $slow_way:ident, $marked:ident, $marked_way:ident, $entry:literal, $size:literal, $taken:literal) => {
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
@@ -237,15 +264,8 @@ macro_rules! moving {
             )
         }
 
-        #[unsafe(naked)]
-        extern "C" fn $slow_way() {
-            naked_asm!(concat!("mov ", $caller, ", [rsp]"), "jmp {slow}", slow = sym $slow)
-        }
-
-        #[unsafe(naked)]
-        extern "C" fn $marked_way() {
-            naked_asm!(concat!("mov ", $caller, ", [rsp]"), "jmp {slow}", slow = sym $marked)
-        }
+        way!($slow_way, $slow, $entry);
+        way!($marked_way, $marked, $entry);
     };
 }
 moving!(
@@ -272,22 +292,22 @@ moving!(
 );
 
 /// This one may be of a sampled block; nothing was taken off yet.
-extern "C" fn realloc_slow(old: Block, size: usize, caller: u64) -> Block {
+extern "C" fn realloc_slow(old: Block, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let mark = takes_mark(my_slot(thread()), size);
     let realloc = original!(REALLOC, extern "C" fn(Block, usize) -> Block);
-    moved(old, size, mark, caller, || realloc(old, size))
+    moved(old, size, mark, from, || realloc(old, size))
 }
 
 /// This one has passed a mark.
-extern "C" fn realloc_marked(old: Block, size: usize, caller: u64) -> Block {
+extern "C" fn realloc_marked(old: Block, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let mark = passed_mark(thread(), size);
     let realloc = original!(REALLOC, extern "C" fn(Block, usize) -> Block);
-    moved(old, size, mark, caller, || realloc(old, size))
+    moved(old, size, mark, from, || realloc(old, size))
 }
 
-extern "C" fn reallocarray_slow(old: Block, count: usize, size: usize, caller: u64) -> Block {
+extern "C" fn reallocarray_slow(old: Block, count: usize, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     // A product that overflows is refused by the original.
     let bytes = count.saturating_mul(size);
@@ -297,21 +317,21 @@ extern "C" fn reallocarray_slow(old: Block, count: usize, size: usize, caller: u
         None
     };
     let reallocarray = original!(REALLOCARRAY, extern "C" fn(Block, usize, usize) -> Block);
-    moved(old, bytes, mark, caller, || reallocarray(old, count, size))
+    moved(old, bytes, mark, from, || reallocarray(old, count, size))
 }
 
-extern "C" fn reallocarray_marked(old: Block, count: usize, size: usize, caller: u64) -> Block {
+extern "C" fn reallocarray_marked(old: Block, count: usize, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let bytes = count.wrapping_mul(size);
     let mark = passed_mark(thread(), bytes);
     let reallocarray = original!(REALLOCARRAY, extern "C" fn(Block, usize, usize) -> Block);
-    moved(old, bytes, mark, caller, || reallocarray(old, count, size))
+    moved(old, bytes, mark, from, || reallocarray(old, count, size))
 }
 
 /// Reallocates a block that may be a sample, or is to become one. A realloc is a free followed by a new allocation, whether
 /// or not the block moves.
 #[inline(always)]
-fn moved(old: Block, size: usize, mark: Option<u64>, caller: u64, original: impl FnOnce() -> Block) -> Block {
+fn moved(old: Block, size: usize, mark: Option<u64>, from: From<'_>, original: impl FnOnce() -> Block) -> Block {
     let me = thread();
     let was = if !old.is_null() && live::may_have(old as u64) {
         sample::leave(old as u64, me)
@@ -320,7 +340,7 @@ fn moved(old: Block, size: usize, mark: Option<u64>, caller: u64, original: impl
     };
     let block = original();
     if !block.is_null() {
-        return entered(block, size, mark, me, caller);
+        return entered(block, size, mark, me, from);
     }
     // A size of 0 with no block as the answer is a free.
     if let (Some(was), true) = (was, size != 0) {
@@ -369,11 +389,12 @@ extern "C" fn mmap() {
         "cmp rsi, [rip + {control} + {threshold}]",
         "jae 3f",
         "jmp [rip + {native} + {original}]",
-        // Its caller as a seventh argument, which also aligns the stack.
+        // The entry as a seventh argument, which also aligns the stack.
         "3:",
-        "push qword ptr [rsp]",
+        save_entry!(),
+        "push rsp",
         "call {slow}",
-        "add rsp, 8",
+        "add rsp, 56",
         "ret",
         control = sym CONTROL,
         threshold = const offset_of!(Control, mmap_threshold),
@@ -402,7 +423,7 @@ extern "C" fn mmap_slow(
     flags: u64,
     file: u64,
     offset: u64,
-    caller: u64,
+    from: From<'_>,
 ) -> u64 {
     let _in = InFlight::new();
     let me = thread();
@@ -411,7 +432,7 @@ extern "C" fn mmap_slow(
     let mark = if is_memory { marked(len, me) } else { None };
     let mapped = map(address, len, protection, flags, file, offset);
     if let (Some(period), true) = (mark, mapped != FAILED) {
-        sample::enter_from(mapped, len, MMAP, me, period, caller);
+        sample::enter_from(mapped, len, MMAP, me, period, Some(from));
     }
     mapped
 }
@@ -423,15 +444,15 @@ extern "C" fn munmap() {
         "jne 3f",
         "jmp [rip + {native} + {original}]",
         "3:",
-        "mov rdx, [rsp]",
         "jmp {slow}",
         control = sym CONTROL,
         filter = const offset_of!(Control, filter),
-        slow = sym munmap_slow,
+        slow = sym munmap_way,
         native = sym NATIVE,
         original = const at(number::MUNMAP),
     )
 }
+way!(munmap_way, munmap_slow, "rdx");
 
 /// The sample at `address`, taken out, if it is a mapping.
 fn leave_mapping(address: u64, me: u64) -> Option<sample::Left> {
@@ -443,7 +464,7 @@ fn leave_mapping(address: u64, me: u64) -> Option<sample::Left> {
 }
 
 /// What is left of a mapping whose beginning goes is a new one, further up.
-extern "C" fn munmap_slow(address: u64, len: u64, caller: u64) -> i32 {
+extern "C" fn munmap_slow(address: u64, len: u64, from: From<'_>) -> i32 {
     let _in = InFlight::new();
     let me = thread();
     let was = leave_mapping(address, me);
@@ -455,7 +476,14 @@ extern "C" fn munmap_slow(address: u64, len: u64, caller: u64) -> i32 {
         } else if gone < was.size
             && let Some(period) = marked(was.size - gone, me)
         {
-            sample::enter_from(address.wrapping_add(gone), was.size - gone, MMAP, me, period, caller);
+            sample::enter_from(
+                address.wrapping_add(gone),
+                was.size - gone,
+                MMAP,
+                me,
+                period,
+                Some(from),
+            );
         }
     }
     answer
@@ -470,20 +498,20 @@ extern "C" fn mremap() {
         "jne 3f",
         "jmp [rip + {native} + {original}]",
         "3:",
-        "mov r9, [rsp]",
         "jmp {slow}",
         control = sym CONTROL,
         filter = const offset_of!(Control, filter),
         threshold = const offset_of!(Control, mmap_threshold),
-        slow = sym mremap_slow,
+        slow = sym mremap_way,
         native = sym NATIVE,
         original = const at(number::MREMAP),
     )
 }
+way!(mremap_way, mremap_slow, "r9");
 
 type Remap = extern "C" fn(u64, u64, u64, u64, u64) -> u64;
 
-extern "C" fn mremap_slow(old: u64, old_len: u64, len: u64, flags: u64, place: u64, caller: u64) -> u64 {
+extern "C" fn mremap_slow(old: u64, old_len: u64, len: u64, flags: u64, place: u64, from: From<'_>) -> u64 {
     let _in = InFlight::new();
     let me = thread();
     let was = leave_mapping(old, me);
@@ -494,7 +522,7 @@ extern "C" fn mremap_slow(old: u64, old_len: u64, len: u64, flags: u64, place: u
             sample::enter_again(old, was, me);
         }
     } else if let Some(period) = mark {
-        sample::enter_from(mapped, len, MMAP, me, period, caller);
+        sample::enter_from(mapped, len, MMAP, me, period, Some(from));
     }
     mapped
 }

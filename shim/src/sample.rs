@@ -4,11 +4,11 @@ pub use crate::live::Sample as Left;
 use crate::live::Sample;
 use crate::state::{add, bump, cell, config, control, count, word};
 use crate::sys::number;
-use crate::{frames, live, ring};
+use crate::{frames, live, pieces, ring};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use pyheap_protocol::control::{Control, DEFERRED, GAP_UNIT};
-use pyheap_protocol::record::{Alloc, Free, Head, kind};
+use pyheap_protocol::record::{Alloc, Entry, Free, Head, kind};
 use pyheap_protocol::thin::{keeps, probability};
 
 /// Rounds of waiting for the lock: some tens of microseconds. Its holder needs about one, unless it lost its processor.
@@ -65,14 +65,14 @@ fn is_finalizing() -> bool {
 }
 
 /// Enters a freshly allocated block of `size` bytes (as asked for) as a sample, which was picked under `period`.
-#[inline(never)]
+#[inline(always)]
 pub fn enter(address: u64, size: u64, domain: u8, thread: u64, period: u64) {
-    enter_from(address, size, domain, thread, period, 0);
+    enter_from(address, size, domain, thread, period, None);
 }
 
-/// The same, for native code that was called from `caller`, if that is not 0.
+/// The same, for native code that has entered a wrapper with `from`.
 #[inline(never)]
-pub fn enter_from(address: u64, size: u64, domain: u8, thread: u64, period: u64, caller: u64) {
+pub fn enter_from(address: u64, size: u64, domain: u8, thread: u64, period: u64, from: Option<&Entry>) {
     if is_finalizing() {
         return;
     }
@@ -94,18 +94,20 @@ pub fn enter_from(address: u64, size: u64, domain: u8, thread: u64, period: u64,
         bump!(missed_frees);
     }
     adopt_period();
-    let stack = frames::stack_id(thread, caller);
-    put_in(
-        address,
-        Sample {
-            id: 0,
-            size,
-            stack,
-            thread: number(thread),
-            domain,
-            period,
-        },
-    );
+    let stack = frames::stack_id(thread, from.map_or(0, |entry| entry.caller));
+    let sample = Sample {
+        id: 0,
+        size,
+        stack,
+        thread: number(thread),
+        domain,
+        period,
+    };
+    put_in(address, sample, |id| {
+        if let Some(entry) = from {
+            pieces::copy(id, entry, thread);
+        }
+    });
     unlock();
 }
 
@@ -132,7 +134,7 @@ pub fn leave(address: u64, thread: u64) -> Option<Sample> {
 #[inline(never)]
 pub fn enter_again(address: u64, was: Sample, thread: u64) {
     if let Ask::Got = ask(thread) {
-        put_in(address, was);
+        put_in(address, was, |_| {});
         unlock();
     } else {
         count!(contended);
@@ -169,7 +171,9 @@ fn period() -> &'static AtomicU64 {
     word::<{ offset_of!(Control, config.period) }>()
 }
 
-fn put_in(address: u64, mut sample: Sample) {
+/// Puts a sample into the table and the ring. `before` its record comes what belongs to it.
+#[inline(always)]
+fn put_in(address: u64, mut sample: Sample, before: impl FnOnce(u64)) {
     sample.id = control!(last_id).load(Ordering::Relaxed) + 1;
     // Picked under a shorter period than now: one in so many stays.
     if !keeps(sample.id, sample.size, sample.period, config!(period)) {
@@ -183,6 +187,7 @@ fn put_in(address: u64, mut sample: Sample) {
     // Only now: who reads this id finds its entry in the table, or it has been freed.
     control!(last_id).store(sample.id, Ordering::Release);
     bump!(samples);
+    before(sample.id);
     let head = Head {
         len: size_of::<Alloc>() as u32,
         kind: kind::ALLOC,

@@ -31,6 +31,8 @@ const MAX_TABLE_BYTES: u64 = 128 << 20;
 const MAX_SYMBOL_BYTES: usize = 64;
 /// Longer names are cut where a function's is shown.
 const MAX_FUNCTION_BYTES: usize = 256;
+/// Names of C++ are long before they are made readable.
+const MAX_MANGLED_BYTES: usize = 4096;
 /// A symbol table entry of a 64-bit file.
 const SYMBOL_BYTES: u64 = 24;
 
@@ -375,6 +377,32 @@ impl ElfFile {
         Ok(found)
     }
 
+    /// All functions that have names and a size; none of a table that is larger than is read for this.
+    ///
+    /// # Errors
+    /// When a symbol table is damaged.
+    pub fn functions(&self) -> Result<Functions, ElfError> {
+        /// A CPython's have 1 MB, large libraries of C++ some ten times that.
+        const MAX_SYMBOLS: u64 = 16 << 20;
+        const MAX_NAMES: u64 = 24 << 20;
+        let mut functions = Functions::default();
+        if let Some((table, names)) = &self.symbols {
+            functions.add(table, names.clone())?;
+        }
+        // The full table has what the other one has, too.
+        for (table, names) in [(".symtab", ".strtab"), (".dynsym", ".dynstr")] {
+            if functions.all.is_empty()
+                && let Ok(Some(table)) = self.section_bytes(table, MAX_SYMBOLS)
+                && let Ok(Some(names)) = self.section_bytes(names, MAX_NAMES)
+            {
+                functions.add(&table, names)?;
+            }
+        }
+        // Of several at one address the first one counts.
+        functions.all.sort_by_key(|function| function.start);
+        Ok(functions)
+    }
+
     /// The strings of the dynamic symbols of a file that was found in memory.
     #[must_use]
     pub fn dynamic_strings(&self) -> Option<&[u8]> {
@@ -396,6 +424,63 @@ impl ElfFile {
             return Ok(());
         };
         symbols_in(&table, &names, exported, wanted, found)
+    }
+}
+
+/// The functions of a file, by their addresses there.
+#[derive(Debug, Default)]
+pub struct Functions {
+    all: Vec<Function>,
+    names: Vec<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct Function {
+    start: u64,
+    end: u64,
+    /// In which table of names, and where.
+    name: (u32, u32),
+}
+
+impl Functions {
+    fn add(&mut self, table: &[u8], names: Vec<u8>) -> Result<(), ElfError> {
+        let count = table.len() / usize::try_from(SYMBOL_BYTES).unwrap_or(usize::MAX);
+        let symbols = Symtab::parse(table, 0, count, CTX).map_err(|_| ElfError::Damaged("a symbol table"))?;
+        let number = self.names.len() as u32;
+        for symbol in symbols.iter() {
+            let name = u32::try_from(symbol.st_name);
+            if let (STT_FUNC, 1.., 1.., Ok(name)) = (st_type(symbol.st_info), symbol.st_shndx, symbol.st_size, name) {
+                self.all.push(Function {
+                    start: symbol.st_value,
+                    end: symbol.st_value.saturating_add(symbol.st_size),
+                    name: (number, name),
+                });
+            }
+        }
+        self.names.push(names);
+        Ok(())
+    }
+
+    /// The name of the function whose code is at `address`.
+    #[must_use]
+    pub fn at(&self, address: u64) -> Option<&[u8]> {
+        /// Functions within functions, and other names of the same.
+        const NESTED: usize = 64;
+        let after = self.all.partition_point(|function| function.start <= address);
+        let before = self.all.get(..after)?.iter().rev().take(NESTED);
+        let mut covering = before.filter(|function| address < function.end);
+        let first = covering.next()?;
+        let same = covering.take_while(|function| function.start == first.start);
+        let (table, name) = same.last().unwrap_or(first).name;
+        let tail = self.names.get(table as usize)?.get(name as usize..)?;
+        let tail = tail.get(..tail.len().min(MAX_MANGLED_BYTES)).unwrap_or_default();
+        tail.split(|byte| *byte == 0).next().filter(|name| !name.is_empty())
+    }
+
+    /// The memory that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.names.iter().map(Vec::len).sum::<usize>() + self.all.len() * size_of::<Function>()
     }
 }
 

@@ -19,6 +19,7 @@ pub mod headroom;
 pub mod interpreter;
 pub mod module;
 pub mod native;
+pub mod native_stacks;
 mod own_state;
 pub mod pages;
 pub mod place;

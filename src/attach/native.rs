@@ -457,7 +457,7 @@ fn open_memory(pid: i32) -> std::io::Result<File> {
 }
 
 /// Where the loader is, which starts programs; 0 for a program without one.
-fn loader(pid: i32) -> u64 {
+pub(super) fn loader(pid: i32) -> u64 {
     const AT_BASE: u64 = 7;
     let auxv = procfs::process::Process::new(pid).and_then(|process| process.auxv());
     auxv.ok().and_then(|auxv| auxv.get(&AT_BASE).copied()).unwrap_or(0)

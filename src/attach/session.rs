@@ -7,6 +7,7 @@
 use super::frozen;
 use super::interpreter::Interpreter;
 use super::native::{self, Coverage, Native, NativeError};
+use super::native_stacks::{self, NativeStacks};
 use super::pages::Words;
 use super::preflight::Target;
 use super::process::ProcessId;
@@ -79,6 +80,8 @@ pub struct Options {
     pub even_if_disabled: bool,
     /// Also what other objects than the interpreter get from the C library, and mappings of so many bytes and more.
     pub native: Option<u64>,
+    /// Beside `native`: at each sample so many bytes of the stack, to find its native frames in.
+    pub native_stacks: Option<u64>,
 }
 
 impl Default for Options {
@@ -89,6 +92,7 @@ impl Default for Options {
             sizes: Sizes::default(),
             even_if_disabled: false,
             native: None,
+            native_stacks: None,
         }
     }
 }
@@ -281,6 +285,10 @@ pub struct Session {
     silent: Vec<(u64, Instant)>,
     /// The wrappers of the C library's functions.
     native: Option<Mutex<Native>>,
+    /// What the shim knows of stacks.
+    native_stacks: Option<Mutex<NativeStacks>>,
+    /// The ring of pieces of stacks; empty if there is none.
+    pieces: Range<u64>,
     detached: bool,
 }
 
@@ -295,7 +303,14 @@ impl Session {
         if !options.even_if_disabled {
             allowed(&target)?;
         }
-        let sizes = fitting(pid, options.sizes)?;
+        let piece_bytes = options.native_stacks.map_or(0, |_| native_stacks::RING_BYTES);
+        let sizes = fitting(
+            pid,
+            Sizes {
+                piece_bytes,
+                ..options.sizes
+            },
+        )?;
         let lock = lock(target.facts.id)?;
         let silent = clear_stale(pid, &target.interpreter)?;
         // A zombie harms nobody: if it cannot go now, the next one tries again.
@@ -322,6 +337,20 @@ impl Session {
             let write = infection.memory().write(RemoteAddr(at), known.as_bytes());
             write.map_err(memory_error)?;
         }
+        let pieces = config.ring + config.ring_len;
+        let pieces = pieces..pieces + sizes.piece_bytes;
+        let native_stacks = match options.native_stacks {
+            Some(bytes) => NativeStacks::begin(
+                infection.memory(),
+                infection.identity(),
+                &target.interpreter,
+                bytes,
+                &pieces,
+            )
+            .map(Some)
+            .map_err(memory_error)?,
+            None => None,
+        };
         if let Err(source) = infection.start(&config) {
             // Nothing is installed, and the region can go; unless a thread is yet to come to it. Then it stays, inert, for
             // the next pyheap.
@@ -338,6 +367,8 @@ impl Session {
             period: options.period,
             silent,
             native: None,
+            native_stacks: native_stacks.map(Mutex::new),
+            pieces,
             detached: false,
         };
         session.note_allocators().map_err(memory_error)?;
@@ -373,6 +404,16 @@ impl Session {
             // A process that cannot be looked into is one that ends.
             let _ = native.look();
         }
+        if let Some(stacks) = &self.native_stacks {
+            let mut stacks = stacks.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = stacks.look(&self.target.interpreter);
+        }
+    }
+
+    /// Where the ring of pieces of stacks is; empty if there is none.
+    #[must_use]
+    pub fn pieces(&self) -> Range<u64> {
+        self.pieces.clone()
     }
 
     /// What of its native code is covered; `None` without `native`.
@@ -548,6 +589,7 @@ pub(super) fn fitting(pid: i32, wanted: Sizes) -> Result<Sizes, AttachError> {
             ring_bytes: wanted.ring_bytes.min(1 << 18),
             codes: wanted.codes.min(1 << 12),
             stacks: wanted.stacks.min(1 << 13),
+            piece_bytes: wanted.piece_bytes.min(1 << 19),
         }),
         _ => Ok(wanted),
     }
@@ -1161,7 +1203,11 @@ fn py_layout(interpreter: &Interpreter, pid: i32) -> PyLayout {
         // A distance of -1 would not be aligned, so it is none.
         own_tstate: interpreter.own_state.map_or(PyLayout::ABSENT, i32::cast_unsigned),
         thread_number: thread_number.map_or(PyLayout::ABSENT, i32::cast_unsigned),
-        reserved: 0,
+        frame_entry: match (interpreter.version.minor, frame.owner) {
+            // `is_entry` and `owner` are two neighbours of one byte each.
+            (11, Some(owner)) => small(owner - 1),
+            _ => PyLayout::ABSENT,
+        },
     }
 }
 

@@ -9,6 +9,7 @@ use pyheap_protocol::table::Entry;
 use pyheap_protocol::{record, ring};
 use std::collections::HashSet;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -43,6 +44,8 @@ pub enum Chunk {
         at: Duration,
         /// Whole records.
         bytes: Vec<u8>,
+        /// Whole pieces of stacks: those of the records that are there, unless they were lost, and perhaps of some that come later.
+        pieces: Vec<u8>,
     },
     /// From now on samples stand for more: the period is longer.
     Period {
@@ -85,7 +88,7 @@ impl Chunk {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self {
-            Self::Records { bytes, .. } => (bytes.len() as u64).max(LEAST_CHUNK),
+            Self::Records { bytes, pieces, .. } => ((bytes.len() + pieces.len()) as u64).max(LEAST_CHUNK),
             Self::Table { live, .. } => ((live.len() * size_of::<Entry>()) as u64).max(LEAST_CHUNK),
             Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. } | Self::Missed { .. } => 0,
         }
@@ -101,6 +104,11 @@ pub struct Drain {
     counters: RemoteAddr,
     slab_used: RemoteAddr,
     last_id: RemoteAddr,
+    pieces_head: RemoteAddr,
+    pieces_tail: RemoteAddr,
+    /// Where the ring of pieces is, and our position in it.
+    pieces: Range<u64>,
+    pieces_position: u64,
     ring: u64,
     ring_len: u64,
     slab: u64,
@@ -135,6 +143,10 @@ impl Drain {
             counters: session.control(offset_of!(Control, counters)),
             slab_used: session.control(offset_of!(Control, slab_used)),
             last_id: session.control(offset_of!(Control, last_id)),
+            pieces_head: session.control(offset_of!(Control, pieces_head)),
+            pieces_tail: session.control(offset_of!(Control, pieces_tail)),
+            pieces: session.pieces(),
+            pieces_position: 0,
             ring: places.ring,
             ring_len: places.ring_len,
             slab: places.slab,
@@ -181,8 +193,11 @@ impl Drain {
         let at = self.started.elapsed();
         let head = self.memory.read_u64(self.head).map_err(Ended::Gone)?;
         let bytes = self.take(head)?;
-        let found = bytes.len() as u64;
-        self.send(out, Chunk::Records { at, bytes })?;
+        // After the records: the piece of each is there before its record is.
+        let pieces = self.take_pieces()?;
+        let room = (self.pieces.end - self.pieces.start).max(1);
+        let found = (bytes.len() as u64).max(pieces.len() as u64 * self.ring_len / room);
+        self.send(out, Chunk::Records { at, bytes, pieces })?;
         let counters = self.read_counters().map_err(Ended::Gone)?;
         let lost = |c: &Counters| (c.lost_allocs, c.lost_frees, c.dropped_frees);
         let due = last || self.reconciled.is_none_or(|then| then.elapsed() >= RECONCILE);
@@ -209,22 +224,49 @@ impl Drain {
             .checked_sub(self.position)
             .filter(|&len| len <= self.ring_len)
             .ok_or(Ended::Damaged)?;
+        let bytes = self.copy(self.ring..self.ring + self.ring_len, self.position, len)?;
+        if len != 0 {
+            self.position = head;
+            let tail = Doubled { a: head, b: head };
+            self.memory.write(self.tail, tail.as_bytes()).map_err(Ended::Gone)?;
+        }
+        Ok(bytes)
+    }
+
+    /// The same of the ring of pieces, up to its end. What makes no sense there is left out: it costs native frames only.
+    fn take_pieces(&mut self) -> Result<Vec<u8>, Ended> {
+        let size = self.pieces.end - self.pieces.start;
+        if size == 0 {
+            return Ok(Vec::new());
+        }
+        let head = self.memory.read_u64(self.pieces_head).map_err(Ended::Gone)?;
+        let len = head.checked_sub(self.pieces_position).filter(|&len| len <= size);
+        let bytes = self.copy(self.pieces.clone(), self.pieces_position, len.unwrap_or(0))?;
+        if len != Some(0) {
+            self.pieces_position = head;
+            let tail = Doubled { a: head, b: head };
+            self.memory
+                .write(self.pieces_tail, tail.as_bytes())
+                .map_err(Ended::Gone)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Copies `len` bytes from `position` on out of a ring.
+    fn copy(&self, ring: Range<u64>, position: u64, len: u64) -> Result<Vec<u8>, Ended> {
         if len == 0 {
             return Ok(Vec::new());
         }
-        let offset = self.position % self.ring_len;
-        let first = len.min(self.ring_len - offset);
+        let size = ring.end - ring.start;
+        let offset = position % size;
         let mut bytes = vec![0; len as usize];
-        let (left, right) = bytes.split_at_mut(first as usize);
+        let (left, right) = bytes.split_at_mut(len.min(size - offset) as usize);
         self.memory
-            .read_into(RemoteAddr(self.ring + offset), left)
+            .read_into(RemoteAddr(ring.start + offset), left)
             .map_err(Ended::Gone)?;
         self.memory
-            .read_into(RemoteAddr(self.ring), right)
+            .read_into(RemoteAddr(ring.start), right)
             .map_err(Ended::Gone)?;
-        self.position = head;
-        let tail = Doubled { a: head, b: head };
-        self.memory.write(self.tail, tail.as_bytes()).map_err(Ended::Gone)?;
         Ok(bytes)
     }
 
@@ -270,13 +312,14 @@ impl Drain {
             going,
             last_id,
         };
+        let pieces = self.take_pieces()?;
         self.send(out, table)?;
-        self.send(out, Chunk::Records { at, bytes })
+        self.send(out, Chunk::Records { at, bytes, pieces })
     }
 
     /// Sends, waiting if it must: the caller has looked that there is room, but a round may send several.
     fn send(&self, out: &SyncSender<Chunk>, chunk: Chunk) -> Result<(), Ended> {
-        if matches!(&chunk, Chunk::Records { bytes, .. } if bytes.is_empty()) {
+        if matches!(&chunk, Chunk::Records { bytes, pieces, .. } if bytes.is_empty() && pieces.is_empty()) {
             return Ok(());
         }
         self.waiting.fetch_add(chunk.bytes(), Ordering::AcqRel);

@@ -167,6 +167,10 @@ pub struct Live {
     pub unresolved: u64,
     /// Stacks that there was no memory to keep.
     pub not_kept: u64,
+    /// Pieces of native stacks that there was no time for.
+    pub native_stacks_left_out: u64,
+    /// Native stacks that were not found to their end.
+    pub native_stacks_cut: u64,
     /// Estimated bytes and blocks whose allocation was lost in the ring and found in the table later.
     pub found_late: (f64, f64),
     /// Samples that were found to be free though nobody saw them freed, and that the shim's table still has.
@@ -189,6 +193,8 @@ impl Live {
             frames: 0,
             unresolved: 0,
             not_kept: 0,
+            native_stacks_left_out: 0,
+            native_stacks_cut: 0,
             found_late: (0.0, 0.0),
             missed: 0,
         }

@@ -1,12 +1,17 @@
 //! Code objects and stacks as the shim announces them, turned into frames with file, line and function.
 
-use super::native_names::{NO_FILE, NativeNames};
+use super::merge::merged;
+use super::native_names::{NO_FILE, NativeNames, Place};
+use super::native_stacks::{NativeStacks, Outcome};
 use super::tree::{NamedFrame, StackNode, Tree};
 use crate::frames::{BlobMemory, CodeInfo, Layout, resolve};
 use foldhash::{HashMap, HashMapExt};
 use pyheap_injector::{ProcessMemory, RemoteAddr};
-use pyheap_protocol::record::{self, MAX_FRAMES, NATIVE_FIRST};
+use pyheap_protocol::record::{
+    self, EMPTY_LOOP, LOOPS_SHIFT, MAX_CODE_WITH_LOOPS, MAX_FRAMES, NATIVE_FIRST, Piece, WITH_LOOPS,
+};
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -72,7 +77,9 @@ pub struct Names {
     memory: ProcessMemory,
     native: NativeNames,
     codes: Generations<Option<Arc<Code>>>,
-    stacks: Generations<StackNode>,
+    stacks: Generations<Known>,
+    /// Whole native stacks, if they are wanted.
+    native_stacks: Option<Box<NativeStacks>>,
     /// Equal strings share memory.
     strings: HashSet<Arc<str>>,
     /// Their bytes.
@@ -87,6 +94,14 @@ pub struct Names {
     pub unresolved: u64,
     /// Stacks that there was no memory to keep.
     pub not_kept: u64,
+}
+
+/// A stack that was announced.
+#[derive(Debug, Clone)]
+struct Known {
+    node: StackNode,
+    /// How many frames each call of the interpreter's loop runs, the innermost first; `None` where that is not known.
+    loops: Option<Arc<[usize]>>,
 }
 
 #[derive(Debug)]
@@ -107,6 +122,7 @@ impl Names {
             native: NativeNames::new(memory.pid()),
             codes: Generations::new(codes),
             stacks: Generations::new(stacks),
+            native_stacks: None,
             strings: HashSet::new(),
             string_bytes: 0,
             is_full: false,
@@ -115,6 +131,18 @@ impl Names {
             unresolved: 0,
             not_kept: 0,
         }
+    }
+
+    /// Native stacks are wanted; the interpreter's code is at `interpreter`.
+    pub fn with_native_stacks(&mut self, interpreter: Vec<Range<u64>>) {
+        self.native_stacks = Some(Box::new(NativeStacks::new(self.memory, interpreter)));
+    }
+
+    /// Native stacks that there was no time for, and that were not found to their end.
+    #[must_use]
+    pub fn native_stack_losses(&self) -> (u64, u64) {
+        let stacks = self.native_stacks.as_ref();
+        stacks.map_or((0, 0), |stacks| (stacks.left_out, stacks.cut))
     }
 
     /// `None` when there is no room for it.
@@ -218,6 +246,7 @@ impl Names {
         };
         let (cut_middle, cut_end) = (record.head.flags & 1 != 0, record.head.flags & 2 != 0);
         let is_native = record.head.flags & NATIVE_FIRST != 0;
+        let mut loops = Loops::new(record.head.flags, self.layout.frame.owner.is_none());
         let mut named: Vec<NamedFrame> = Vec::new();
         for (number, bytes) in frames.chunks_exact(8).take(MAX_FRAMES).enumerate() {
             let packed = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
@@ -230,8 +259,12 @@ impl Names {
                 continue;
             }
             let is_innermost = number == usize::from(is_native);
-            named.extend(self.frame(packed >> 32, packed as u32 as i32, is_innermost));
+            let (code, ends) = loops.split(packed);
+            let frame = self.frame(code, packed as u32 as i32, is_innermost);
+            loops.add(frame.is_some(), ends);
+            named.extend(frame);
         }
+        let loops = loops.done(cut_middle || cut_end);
         if cut_end {
             named.push(self.marker("<the outermost frames were not walked>"));
         }
@@ -239,7 +272,43 @@ impl Names {
             named.push(self.marker(NO_PYTHON));
         }
         let node = self.insert(&named);
-        Some(self.stacks.insert(record.id, node))
+        Some(self.stacks.insert(record.id, Known { node, loops }))
+    }
+
+    /// The stack with this id, together with the native frames that a piece of the thread's stack holds; `None` where nothing
+    /// more is known than that stack itself.
+    pub fn merged(&mut self, stack: u64, piece: &Piece, bytes: &[u8]) -> Option<StackNode> {
+        let known = self.stacks.get(stack)?.clone();
+        let loops = known.loops?;
+        let (found, key) = match self
+            .native_stacks
+            .as_mut()?
+            .unwind(stack, piece, bytes, &mut self.native)
+        {
+            Outcome::Known(node) => return Some(node),
+            Outcome::New(found, key) => (found, key),
+            Outcome::Nothing => return None,
+        };
+        let is_short = found.is_short(loops.iter().filter(|&&len| len != 0).count());
+        let native: Vec<_> = found
+            .frames
+            .into_iter()
+            .map(|(kind, place)| (kind, self.place(place)))
+            .collect();
+        // The first one is the native frame that it has in any case.
+        let python: Vec<NamedFrame> = self.tree.frames(known.node).skip(1).cloned().collect();
+        let frames = if loops.is_empty() {
+            // The marker that says so stays outermost.
+            let native = native.into_iter().map(|(_, frame)| frame);
+            native.chain(python).collect()
+        } else {
+            merged(&native, found.is_whole, &python, &loops)
+        };
+        let node = self.insert(&frames);
+        if let Some(stacks) = &mut self.native_stacks {
+            stacks.keep(key, node, is_short);
+        }
+        Some(node)
     }
 
     fn insert(&mut self, frames: &[NamedFrame]) -> StackNode {
@@ -268,7 +337,12 @@ impl Names {
 
     /// The frame of native code that has called a wrapper, which returns to `address`.
     fn native_frame(&mut self, address: u64) -> NamedFrame {
-        let Some((file, function)) = self.native.caller(address) else {
+        let place = self.native.caller(address);
+        self.place(place)
+    }
+
+    fn place(&mut self, place: Option<Place>) -> NamedFrame {
+        let Some((file, function)) = place else {
             return self.marker(NO_FILE);
         };
         match self.string(&file).zip(self.string(&function)) {
@@ -293,7 +367,7 @@ impl Names {
     /// The stack with this id, if it is known.
     #[must_use]
     pub fn named(&self, stack: u64) -> Option<StackNode> {
-        self.stacks.get(stack).copied()
+        Some(self.stacks.get(stack)?.node)
     }
 
     /// The stack that stands for those whose record was lost.
@@ -307,6 +381,55 @@ impl Names {
         self.not_kept += 1;
         let marker = self.marker(NOT_KEPT);
         self.tree.insert(&[marker]).unwrap_or_default()
+    }
+}
+
+/// Counts the frames that each call of the interpreter's loop runs.
+struct Loops {
+    /// Each frame has a call of its own (up to 3.10).
+    is_one_each: bool,
+    /// Frames say where calls end.
+    is_marked: bool,
+    done: Vec<usize>,
+    now: usize,
+}
+
+impl Loops {
+    fn new(flags: u16, is_one_each: bool) -> Self {
+        let is_marked = flags & WITH_LOOPS != 0;
+        Self {
+            is_one_each: is_marked && is_one_each,
+            is_marked,
+            done: if flags & EMPTY_LOOP == 0 { Vec::new() } else { vec![0] },
+            now: 0,
+        }
+    }
+
+    /// The code id of a frame, and how many calls end with it.
+    fn split(&self, packed: u64) -> (u64, u64) {
+        match (self.is_marked, self.is_one_each) {
+            (true, true) => (packed >> 32, 1),
+            (true, false) => ((packed >> 32) & (MAX_CODE_WITH_LOOPS - 1), packed >> LOOPS_SHIFT),
+            _ => (packed >> 32, 0),
+        }
+    }
+
+    /// A frame, if it is shown, with which so many calls end.
+    fn add(&mut self, is_shown: bool, ends: u64) {
+        self.now += usize::from(is_shown);
+        for _ in 0..ends {
+            self.done.push(self.now);
+            self.now = 0;
+        }
+    }
+
+    /// The lengths; `None` if they cannot be told.
+    fn done(mut self, is_cut: bool) -> Option<Arc<[usize]>> {
+        let is_told = self.is_marked || self.now == 0;
+        if self.now != 0 {
+            self.done.push(self.now);
+        }
+        (is_told && !is_cut).then(|| Arc::from(self.done))
     }
 }
 

@@ -225,7 +225,10 @@ impl Recorder {
         let drain = Drain::new(session, started);
         let places = session.places();
         let layout = session.target.interpreter.layout;
-        let names = Names::new(layout, session.memory(), places.codes_len, places.stacks_len);
+        let mut names = Names::new(layout, session.memory(), places.codes_len, places.stacks_len);
+        if !session.pieces().is_empty() {
+            names.with_native_stacks(session.target.interpreter.text.clone());
+        }
         let resolver = Resolver::new(
             names,
             Threads::new(session),
@@ -433,6 +436,7 @@ impl Recorder {
             at: self.elapsed(),
             samples: self.last_counters.samples,
             walked,
+            pieces: self.last_counters.pieces,
             cpu,
         };
         let longer = self.watch.by_cost(now, self.period);
@@ -660,6 +664,9 @@ pub fn losses(counters: &Counters, live: &Live) -> Losses {
         ("objects_allocated_in_gaps", in_gaps(gap_objects, late_objects)),
         ("frames_not_named", live.unresolved),
         ("stacks_not_kept", live.not_kept),
+        ("native_stacks_lost_ring_full", counters.lost_pieces),
+        ("native_stacks_left_out", live.native_stacks_left_out),
+        ("native_stacks_cut", live.native_stacks_cut),
         ("times_switched_off_ring_full", counters.suspensions),
     ];
     Losses(

@@ -4,12 +4,13 @@ use super::drain::Chunk;
 use super::files::SaveRequest;
 use super::live::{Estimate, Kind, Live, Sample, Trace};
 use super::names::Names;
+use super::pieces::Pieces;
 use super::threads::Threads;
 use super::tree::{NamedFrame, StackNode};
 use crate::profile::sidecar::DOMAIN_UNKNOWN;
 use foldhash::{HashMap, HashMapExt};
 use pyheap_protocol::record::{self, kind};
-use pyheap_protocol::ring;
+use pyheap_protocol::{domain, ring};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
@@ -106,6 +107,8 @@ struct Found {
     stack: u64,
     thread: u64,
     domain: u8,
+    /// Its stack with the native frames, if they are known.
+    merged: Option<StackNode>,
 }
 
 /// Interns traces and keeps the live model.
@@ -125,6 +128,8 @@ pub struct Resolver {
     dead: HashSet<u64>,
     /// Ids that were found to be free, see [`Chunk::Missed`], and that are in the shim's table still.
     missed: HashSet<u64>,
+    /// Pieces of stacks whose samples are yet to come.
+    pieces: Pieces,
     /// Bit per allocator domain that is wanted.
     domains: u8,
     /// The periods under which samples were asked for: others no shim can have written.
@@ -155,6 +160,7 @@ impl Resolver {
             by_id: HashMap::new(),
             dead: HashSet::new(),
             missed: HashSet::new(),
+            pieces: Pieces::default(),
             domains,
         }
     }
@@ -180,6 +186,7 @@ impl Resolver {
                 let mut live = lock(&self.live);
                 live.unresolved = self.names.unresolved;
                 live.not_kept = self.names.not_kept;
+                (live.native_stacks_left_out, live.native_stacks_cut) = self.names.native_stack_losses();
             }
             if !events.is_empty() && !send(events) {
                 break;
@@ -190,7 +197,10 @@ impl Resolver {
     /// Takes one chunk; false if it makes no sense.
     fn chunk(&mut self, chunk: Chunk, events: &mut Vec<Event>) -> bool {
         match chunk {
-            Chunk::Records { at, bytes } => return self.records(at, &bytes, events),
+            Chunk::Records { at, bytes, pieces } => {
+                self.pieces.add(pieces);
+                return self.records(at, &bytes, events);
+            }
             Chunk::Table {
                 at,
                 live,
@@ -223,6 +233,7 @@ impl Resolver {
                         stack: entry.stack,
                         thread: entry.thread,
                         domain: (entry.domain & 7) as u8,
+                        merged: None,
                     };
                     let is_new = !model.contains(entry.id);
                     match self.enter(&mut model, at, &found, is_new, events) {
@@ -272,7 +283,7 @@ impl Resolver {
             return Some(false);
         }
         let sample = Sample {
-            trace: self.trace(model, found.stack, found.domain, found.thread, events),
+            trace: self.trace(model, found, events),
             size: found.size,
             period: found.period,
             born: millis(at),
@@ -314,6 +325,7 @@ impl Resolver {
                         stack: alloc.stack,
                         thread: alloc.thread,
                         domain: (alloc.head.flags & 7) as u8,
+                        merged: self.merged(&alloc),
                     };
                     let is_alive = !self.dead.contains(&alloc.id);
                     if self.enter(&mut model, at, &found, is_alive, events).is_none() {
@@ -335,6 +347,16 @@ impl Resolver {
         }
         self.dead.clear();
         rest.is_empty()
+    }
+
+    /// The stack of a native sample with its native frames, if a piece of it came and there was time.
+    fn merged(&mut self, alloc: &record::Alloc) -> Option<StackNode> {
+        let domain = (alloc.head.flags & 7) as u8;
+        if domain::NATIVE >> domain & 1 == 0 || !self.wants(domain) {
+            return None;
+        }
+        let (piece, bytes) = self.pieces.take(alloc.id)?;
+        self.names.merged(alloc.stack, &piece, bytes)
     }
 
     fn wants(&self, domain: u8) -> bool {
@@ -401,25 +423,42 @@ impl Resolver {
         }
     }
 
-    /// The trace of a stack in a domain by the thread of this number, as the target counts.
-    fn trace(&mut self, model: &mut Live, stack: u64, domain: u8, thread: u64, events: &mut Vec<Event>) -> u32 {
-        let found = self.names.named(stack);
-        let node = found.unwrap_or_else(|| self.names.lost());
-        let thread = self.threads.number(thread);
-        let key = Key { node, domain, thread };
-        let index = match self.traces.get(&key) {
-            Some(&known) => known,
-            None => self.new_trace(model, key, events),
-        };
+    /// The trace of a sample.
+    fn trace(&mut self, model: &mut Live, found: &Found, events: &mut Vec<Event>) -> u32 {
+        let &Found { stack, domain, .. } = found;
+        let known = self.names.named(stack);
+        let node = known.unwrap_or_else(|| self.names.lost());
+        let thread = self.threads.number(found.thread);
         // Of stacks that nobody has announced there may be any number.
-        if index != 0 && (found.is_some() || stack == 0) && self.by_id.insert((stack, domain), index).is_none() {
-            events.push(Event::Stack {
-                stack,
-                domain,
-                trace: index,
-            });
+        let is_numbered = known.is_some() || stack == 0;
+        if let Some(merged) = found.merged {
+            // The shim's number stands for all stacks that differ in native frames only: so for the one without.
+            if is_numbered && !self.by_id.contains_key(&(stack, domain)) {
+                let index = self.index(model, Key { node, domain, thread }, events);
+                self.number(stack, domain, index, events);
+            }
+            let node = merged;
+            return self.index(model, Key { node, domain, thread }, events);
+        }
+        let index = self.index(model, Key { node, domain, thread }, events);
+        if is_numbered {
+            self.number(stack, domain, index, events);
         }
         index
+    }
+
+    fn index(&mut self, model: &mut Live, key: Key, events: &mut Vec<Event>) -> u32 {
+        match self.traces.get(&key) {
+            Some(&known) => known,
+            None => self.new_trace(model, key, events),
+        }
+    }
+
+    /// The shim's number of a stack stands for a trace, if it does not yet for another one.
+    fn number(&mut self, stack: u64, domain: u8, trace: u32, events: &mut Vec<Event>) {
+        if trace != 0 && self.by_id.insert((stack, domain), trace).is_none() {
+            events.push(Event::Stack { stack, domain, trace });
+        }
     }
 
     /// Makes a trace, or finds that of the threads that are not kept apart, if there are too many.
@@ -541,7 +580,8 @@ mod tests {
         let resolver = Resolver::new(Names::new(layout, memory, 1 << 14, 1 << 15), threads, live, 7, 1 << 19);
         let (send, chunks) = std::sync::mpsc::channel();
         let at = Duration::ZERO;
-        send.send(Chunk::Records { at, bytes }).unwrap();
+        let pieces = Vec::new();
+        send.send(Chunk::Records { at, bytes, pieces }).unwrap();
         drop(send);
         let found = Mutex::new((0, Vec::new()));
         let send = |events| {

@@ -67,6 +67,8 @@ pub fn ring(bytes: &[u8]) -> usize {
     let [first, second] = [first, second].map(|part| Chunk::Records {
         at,
         bytes: part.to_vec(),
+        // As a ring of pieces as well: of samples that there may be.
+        pieces: bytes.to_vec(),
     });
     let longer = Chunk::Period { at, period: 2 * PERIOD };
     let (events, _) = resolved(minor, vec![first, longer, second]);
@@ -100,8 +102,20 @@ pub fn table(bytes: &[u8]) {
     let before = Chunk::Records {
         at,
         bytes: bytes.clone(),
+        pieces: bytes.clone(),
     };
-    resolved(minor, vec![before, table, Chunk::Records { at, bytes }]);
+    resolved(
+        minor,
+        vec![
+            before,
+            table,
+            Chunk::Records {
+                at,
+                bytes,
+                pieces: Vec::new(),
+            },
+        ],
+    );
 }
 
 /// As a table of lines, of each of the three generations.

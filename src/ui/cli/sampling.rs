@@ -1,5 +1,6 @@
 //! The options that say what is sampled, shared by the commands that attach.
 
+use crate::attach::native_stacks::PIECES;
 use crate::attach::session::{DEFAULT_PERIOD, Options};
 use crate::collect::Limits;
 use crate::collect::period::LONGEST;
@@ -33,8 +34,13 @@ pub struct Args {
     #[arg(long)]
     pub native: bool,
 
+    /// As --native, and with the whole native stack of each sample, Python's and C's frames in the order of their calls. SIZE is
+    /// how much of the stack is looked at, 1KiB to 64KiB: what is further out has Python's frames only.
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, require_equals = true, default_missing_value = "16KiB", value_parser = parse_piece)]
+    pub native_stacks: Option<u64>,
+
     /// The size from which on mappings count, with --native.
-    #[arg(long, value_name = "SIZE", default_value = "1MiB", requires = "native", value_parser = parse_mapping)]
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_mapping)]
     pub mmap: u64,
 
     /// Most samples that may be alive at once; 64 bytes of the process's memory each. Before that number is reached the
@@ -69,6 +75,7 @@ impl Default for Args {
             max_overhead: 1.0,
             domains: vec![domain::RAW, domain::MEM, domain::OBJ],
             native: false,
+            native_stacks: None,
             mmap: DEFAULT_MMAP,
             max_live: Sizes::default().live_samples,
             ring_size: Sizes::default().ring_bytes,
@@ -92,7 +99,8 @@ impl Args {
                 ..Sizes::default()
             },
             even_if_disabled: self.even_if_remote_debug_disabled,
-            native: self.native.then_some(self.mmap),
+            native: self.is_native().then_some(self.mmap),
+            native_stacks: self.native_stacks,
             // All are hooked, whatever is recorded: a block's domain is known only where each is.
             ..Options::default()
         }
@@ -123,7 +131,11 @@ impl Args {
                 "--even-if-remote-debug-disabled".to_owned(),
             ),
             (self.native, "--native".to_owned()),
-            (self.native, format!("--mmap={}", self.mmap)),
+            (
+                self.native_stacks.is_some(),
+                format!("--native-stacks={}", self.native_stacks.unwrap_or_default()),
+            ),
+            (self.is_native(), format!("--mmap={}", self.mmap)),
         ];
         let named = named.into_iter().filter(|(given, _)| *given).map(|(_, word)| word);
         let words = vec![
@@ -139,23 +151,30 @@ impl Args {
     /// Says what is wrong with them together.
     ///
     /// # Errors
-    /// When a domain is named that needs `--native`.
+    /// When a domain is named, or a size of mappings, that needs `--native`.
     pub fn check(&self) -> Result<(), String> {
         let native = self.domains.iter().find(|&domain| domain::NATIVE >> domain & 1 == 1);
         match native {
-            Some(&domain) if !self.native => {
+            Some(&domain) if !self.is_native() => {
                 let name = domain::NAMES[usize::from(domain)];
                 Err(format!("the domain {name} is recorded with --native only"))
             }
+            _ if self.mmap != DEFAULT_MMAP && !self.is_native() => Err("--mmap needs --native".to_owned()),
             _ => Ok(()),
         }
+    }
+
+    /// Native memory is recorded.
+    #[must_use]
+    pub fn is_native(&self) -> bool {
+        self.native || self.native_stacks.is_some()
     }
 
     /// A bit per domain that is recorded.
     #[must_use]
     pub fn domains(&self) -> u8 {
         let named = self.domains.iter().fold(0, |bits, domain| bits | 1 << domain);
-        match (self.native, named & domain::NATIVE) {
+        match (self.is_native(), named & domain::NATIVE) {
             (false, _) => named & domain::PYTHON,
             (true, 0) => named | domain::NATIVE,
             (true, _) => named,
@@ -190,6 +209,15 @@ pub(super) fn parse_domain(text: &str) -> Result<u8, String> {
     found
         .map(|number| number as u8)
         .ok_or_else(|| "is none of raw, mem, obj, malloc, mmap".to_owned())
+}
+
+fn parse_piece(text: &str) -> Result<u64, String> {
+    let size = units::parse_size(text).map_err(|error| error.to_string())?;
+    if PIECES.contains(&size) {
+        Ok(size)
+    } else {
+        Err("must be between 1KiB and 64KiB".to_owned())
+    }
 }
 
 fn parse_mapping(text: &str) -> Result<u64, String> {
