@@ -211,7 +211,8 @@ fn watch(args: &Args, target: &Target) -> Watch {
         })
     };
     let own = OwnCode::new(&args.own, target.interpreter.path.to_str());
-    Watch::new(args.sampling.options().period, own, given.or_else(cgroup))
+    let options = args.sampling.options();
+    Watch::new(options.period, own, given.or_else(cgroup)).with_native(options.native.is_some())
 }
 
 fn header(session: &Session) -> Header {

@@ -202,6 +202,8 @@ pub struct Watch {
     rss: Series,
     own: OwnCode,
     limit: Option<Limit>,
+    /// Whether memory of native code is recorded.
+    has_native: bool,
     tracker: Tracker,
     /// When what the tracker has seen begins.
     tracker_begun: Duration,
@@ -230,6 +232,7 @@ impl Watch {
             tracker: Tracker::new(Weights::Period(period), 0, own.clone()),
             own,
             limit,
+            has_native: false,
             tracker_begun: Duration::ZERO,
             memory: Vec::new(),
             baseline: None,
@@ -248,6 +251,12 @@ impl Watch {
         };
         watch.new_stack(key, rest);
         watch
+    }
+
+    /// Memory of native code is recorded, too, or is not.
+    #[must_use]
+    pub fn with_native(self, has_native: bool) -> Self {
+        Self { has_native, ..self }
     }
 
     /// Takes events, as many as the recording hands on at once.
@@ -606,6 +615,7 @@ impl Watch {
             stacks: &self.stacks,
             names: &self.names,
             memory: &memory,
+            has_native: self.has_native,
         };
         let elapsed = at.saturating_sub(self.tracker_begun);
         judge(&mut self.tracker, elapsed, &facts, self.limit)
@@ -653,6 +663,7 @@ struct Known<'a> {
     stacks: &'a [Stack],
     names: &'a HashMap<u32, String>,
     memory: &'a [(u64, MemorySample)],
+    has_native: bool,
 }
 
 impl Facts for Known<'_> {
@@ -681,6 +692,10 @@ impl Facts for Known<'_> {
 
     fn memory(&self) -> &[(u64, MemorySample)] {
         self.memory
+    }
+
+    fn has_native(&self) -> bool {
+        self.has_native
     }
 }
 

@@ -349,3 +349,12 @@ fn the_verdict_is_that_of_the_leaks_command() {
     let (low, high) = report.leaks[0].ci95;
     assert!((low..high).contains(&expected), "{low} {expected} {high}");
 }
+
+/// Native code asks for much that it never touches, so what the process does refutes less; and the report says what was recorded.
+#[test]
+fn native_memory_is_judged_as_in_a_finished_recording() {
+    for has_native in [false, true] {
+        let mut watch = watch(1 << 17).with_native(has_native);
+        assert_eq!(watch.judge(seconds(60)).has_native, has_native);
+    }
+}
