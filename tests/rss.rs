@@ -108,36 +108,6 @@ fn each_kind_adds_up_and_is_called_by_its_name() {
     });
 }
 
-/// From 3.11 on frames are in mappings of their own, a stack of them for each thread.
-#[test]
-fn frames_of_deep_calls_have_a_row() {
-    let list = interpreters::some(&["3.11", "3.12", "3.13", "musl-3.12"]);
-    if list.is_empty() {
-        skip!("frames_of_deep_calls_have_a_row", "no CPython from 3.11 on");
-    }
-    common::each_of(2, &list, |python| {
-        let target = start(python, "frames");
-        let threads = target.facts["bytes"].as_u64().expect("threads");
-        let report = rss(target.pid, &[]);
-        let found = &report["frames"];
-        // The main thread has one as well.
-        assert_eq!(found["stacks"], threads + 1, "{}: {report:#}", target.name);
-        let row = row(
-            &report,
-            "frames of Python functions, in chunks of threads and greenlets",
-        );
-        // 8,000 frames of 11 to 14 words, and chunks that are full but for less than a frame.
-        let least = threads * 8000 * 80;
-        assert!(
-            (least..2 * least).contains(&row) && found["bytes"] == row,
-            "{}: {row}: {report:#}",
-            target.name
-        );
-        assert_eq!(sum(&report, None), report["rss_bytes"], "{}", target.name);
-        target.exit_cleanly();
-    });
-}
-
 /// The allocator's own words are the truth: on every interpreter, read at one moment.
 #[test]
 fn small_objects_are_as_many_as_the_allocator_says() {

@@ -1,14 +1,13 @@
 //! Where the resident memory of a Python process is: one table that adds up, from outside.
 //!
 //! [`resident`] has the mappings and which of their pages are in memory, [`pymalloc`], [`mimalloc`] and [`glibc`] find what the
-//! allocators have made of the anonymous ones, [`frames`] what running calls have, and [`render`] shows it. Every resident byte is in exactly one row: first
+//! allocators have made of the anonymous ones, and [`render`] shows it. Every resident byte is in exactly one row: first
 //! the kernel's sums by mapping, then within a mapping what an allocator's own words prove; what nobody's words prove is a
 //! row of its own.
 //!
 //! Nothing is put into the process and nothing is stopped. What changes while it is read may be in the wrong row, never
 //! in none; of a frozen copy ([`crate::attach::frozen`]) all rows are of one moment.
 
-pub mod frames;
 pub mod glibc;
 pub mod mimalloc;
 pub mod pymalloc;
@@ -19,7 +18,6 @@ use crate::attach::frozen::{Cost, Frozen};
 use crate::attach::{Interpreter, Target};
 use crate::dump::core::Core;
 use crate::dump::types::Types;
-use frames::Frames;
 use glibc::{THREAD_HEAP, Tally, Walker};
 use mimalloc::Mimalloc;
 use pyheap_injector::observe::{self, Doing};
@@ -155,8 +153,6 @@ pub struct Report {
     pub mimalloc: Option<Mimalloc>,
     /// The heaps of glibc; `None` with another C library.
     pub malloc: Option<Tally>,
-    /// The chunks that frames of Python functions are in, from 3.11 on; `None` before.
-    pub frames: Option<Frames>,
     /// Threads.
     pub threads: usize,
     /// The largest files, libraries included.
@@ -299,17 +295,11 @@ fn tabulate<M: RemoteMemory>(
         pymalloc,
         mimalloc,
         malloc: sums.is_glibc.then_some(sums.malloc),
-        frames: has_frames(process.interpreter).then_some(sums.frames),
         threads: process.threads,
         files: largest_files(maps),
         not_looked_at: resident.unknown,
         cost: None,
     }
-}
-
-/// Whether frames are in chunks of their own; before, they are objects.
-fn has_frames(interpreter: &Interpreter) -> bool {
-    interpreter.layout.minor >= 11
 }
 
 /// Private memory as the copy has it, and everything else as the process has it: a copy begins without the pages of files that
@@ -377,7 +367,6 @@ struct Sums {
     is_glibc: bool,
     foreign_heap: u64,
     other: u64,
-    frames: Frames,
     stacks: u64,
     libraries: u64,
     files: u64,
@@ -409,11 +398,6 @@ impl Sums {
             row(Native, "the heap of a C library that is not glibc", self.foreign_heap),
             row(Native, NOBODY, self.other),
             row(NotHeap, "thread stacks", self.stacks),
-            row(
-                NotHeap,
-                "frames of Python functions, in chunks of threads and greenlets",
-                self.frames.bytes,
-            ),
             row(NotHeap, "program and libraries", self.libraries),
             row(NotHeap, "mapped files", self.files),
             row(NotHeap, "shared memory", self.shared),
@@ -531,28 +515,16 @@ impl<M: RemoteMemory> Table<'_, M> {
                 continue;
             }
             left -= bytes;
-            let is_stack = self.is_stack(map, &area, before);
-            let heaps = (self.sums.is_glibc && map.access[1]).then_some(&mut *walker);
-            let mut frames = Frames::default();
-            let has_frames = has_frames(self.process.interpreter) && map.access[1];
-            let chunk = |at| {
-                has_frames
-                    .then(|| frames.take(self.memory, self.resident, at, area.end))
-                    .flatten()
-            };
-            let (unclaimed, tally, mapped) = if heaps.is_some() || has_frames {
-                claimed(heaps, self.resident, &area, chunk)
+            let (unclaimed, tally, mapped) = if self.sums.is_glibc && map.access[1] {
+                claimed(walker, self.resident, &area)
             } else {
                 (bytes, Tally::default(), Tally::default())
             };
-            frames.bytes = frames.bytes.min(bytes);
-            self.sums.frames.add(&frames);
-            let bytes = bytes - frames.bytes;
             let (tally, mapped) = (capped(tally, bytes), capped(mapped, bytes));
             self.sums.malloc.add(&tally);
             self.sums.mapped.add(&mapped);
             let unclaimed = unclaimed.min(bytes.saturating_sub(tally.sum() + mapped.sum()));
-            if is_stack {
+            if self.is_stack(map, &area, before) {
                 self.sums.stacks += unclaimed;
             } else if is_bss(map, before, libraries) {
                 self.sums.libraries += unclaimed;
@@ -575,37 +547,25 @@ impl<M: RemoteMemory> Table<'_, M> {
     }
 }
 
-/// What glibc and running calls have in `area`: what they have not, glibc's heaps of threads, its blocks with mappings of their own.
-/// `chunk` counts a chunk of frames that begins somewhere and says where it ends.
-fn claimed<M: RemoteMemory>(
-    mut walker: Option<&mut Walker<'_, M>>,
-    resident: &Resident,
-    area: &Range<u64>,
-    mut chunk: impl FnMut(u64) -> Option<u64>,
-) -> (u64, Tally, Tally) {
+/// What glibc has in `area`: what it has not, its threads' heaps, its blocks with mappings of their own.
+fn claimed<M: RemoteMemory>(walker: &mut Walker<'_, M>, resident: &Resident, area: &Range<u64>) -> (u64, Tally, Tally) {
     let (mut unclaimed, mut heaps, mut mapped) = (0, Tally::default(), Tally::default());
     let mut at = area.start;
     while at < area.end {
-        if let Some(walker) = walker.as_mut() {
-            if at.is_multiple_of(THREAD_HEAP)
-                && let Some((tally, end)) = walker.thread_heap(at, area.end)
-            {
-                heaps.add(&tally);
-                at = end.next_multiple_of(PAGE);
-                continue;
-            }
-            let (tally, end) = walker.mapped_blocks(&(at..area.end));
-            if end > at {
-                mapped.add(&tally);
-                at = end;
-                continue;
-            }
-        }
-        if let Some(end) = chunk(at) {
-            at = end;
+        if at.is_multiple_of(THREAD_HEAP)
+            && let Some((tally, end)) = walker.thread_heap(at, area.end)
+        {
+            heaps.add(&tally);
+            at = end.next_multiple_of(PAGE);
             continue;
         }
         let next_heap = (at / THREAD_HEAP + 1) * THREAD_HEAP;
+        let (tally, end) = walker.mapped_blocks(&(at..area.end));
+        if end > at {
+            mapped.add(&tally);
+            at = end;
+            continue;
+        }
         // Not ours from here to the next page that is there.
         let next = resident
             .parts(at + PAGE..area.end.max(at + PAGE))

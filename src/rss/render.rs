@@ -116,18 +116,6 @@ fn notes(report: &Report) -> String {
     if report.malloc.is_none() {
         text += "the C library is not glibc: what of its heap is free is not known\n";
     }
-    // Waiting greenlets have frames, too; where there is one stack a thread there is nothing to say.
-    if let Some(frames) = report.frames.filter(|frames| frames.stacks > report.threads as u64) {
-        let _ = writeln!(
-            text,
-            "frames of Python functions: {} stacks of {} in {} chunks, and {} threads; the others are of greenlets that wait, or of \
-             threads that were never ended",
-            human::count(frames.stacks as f64),
-            human::bytes(frames.bytes as f64),
-            human::count(frames.chunks as f64),
-            report.threads
-        );
-    }
     if report.not_looked_at > 0 {
         let _ = writeln!(
             text,

@@ -6,7 +6,6 @@
         fragmented  many small objects, of which few are left
         threads     threads with deep stacks
         mapped      a large file that is mapped and read
-        frames      threads in deep calls of Python functions (from 3.11 on their frames are in mappings)
         native      blocks from malloc that nobody frees
         small       nothing of note
     <- READY {"kind", "bytes"}      how much of that kind there is
@@ -89,23 +88,6 @@ def threads():
         threading.Thread(target=work, daemon=True).start()
     touched.wait()
     return 20 * deep
-
-
-def frames():
-    reached = threading.Barrier(17)
-    sys.setrecursionlimit(100000)
-
-    def down(depth):
-        if depth:
-            return down(depth - 1)
-        reached.wait()
-        threading.Event().wait()
-
-    threading.stack_size(64 << 20)
-    for _ in range(16):
-        threading.Thread(target=down, args=(8000,), daemon=True).start()
-    reached.wait()
-    return 16
 
 
 def mapped():
