@@ -90,12 +90,8 @@ fn install(case: &Case, minor: &str) -> Option<PathBuf> {
 
 /// The first interpreter that has wheels and can use them.
 fn interpreter(case: &Case) -> Option<(Interpreter, PathBuf)> {
-    // Wheels are for the GNU C library and the GIL.
-    let usual = |python: &Interpreter| {
-        ["pyenv-", "deb-", "many-"]
-            .iter()
-            .any(|kind| python.name.starts_with(kind))
-    };
+    // Wheels are for the GNU C library and the GIL, and the program must look where PYTHONPATH says, which a frozen one does not.
+    let usual = |python: &Interpreter| ["pyenv-", "deb-"].iter().any(|kind| python.name.starts_with(kind));
     case.minors.iter().find_map(|minor| {
         let mut all = interpreters::named().into_iter();
         let python = all.find(|python| usual(python) && python.minor() == *minor)?;

@@ -1008,10 +1008,12 @@ pub fn user_of(pid: i32, identity: &Identity) -> Option<u32> {
     }
 }
 
-/// True for a forked child's copy of a region that was made for another process.
+/// True for a forked child's copy of a region that was made for another process. It is not wiped if the child was forked
+/// before the shim was started.
 #[must_use]
 pub fn is_copy(pid: i32, identity: &Identity) -> bool {
-    identity.target_pid != pid as u32 && is_wiped(&ProcessMemory::new(pid), identity)
+    let counts_here = identity.owner_namespace != 0 && identity.owner_namespace == pid_namespace();
+    identity.target_pid != pid as u32 && (counts_here || is_wiped(&ProcessMemory::new(pid), identity))
 }
 
 /// What [`cure()`] did with one region.
@@ -1276,4 +1278,25 @@ pub fn is_replaced(session: &Session) -> bool {
     let ours = magic.is_ok_and(|magic| magic == pyheap_protocol::IDENTITY_MAGIC);
     let maps = pyheap_injector::space::maps(session.target.facts.id.pid);
     !ours && maps.is_ok_and(|maps| !maps.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    /// A child that was forked while its parent was attached to has a copy that the kernel has not wiped.
+    #[test]
+    fn a_region_for_another_process_is_a_copy() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let mut identity = Identity::new_zeroed();
+        (identity.target_pid, identity.owner_namespace) = (own as u32, pid_namespace());
+        assert!(!is_copy(own, &identity));
+        identity.target_pid += 1;
+        assert!(is_copy(own, &identity));
+        assert_eq!(user_of(own, &identity), None);
+        // In another namespace it may have that number: then only what is wiped is a copy, and here nothing can be read.
+        identity.owner_namespace = 0;
+        assert!(!is_copy(own, &identity));
+    }
 }

@@ -28,13 +28,18 @@ impl Target {
     }
 
     pub fn start_command(mut command: Command, name: &str) -> Target {
-        let mut child = command
+        command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .env_remove("PYTHONMALLOC")
-            .spawn()
-            .unwrap_or_else(|e| panic!("{name}: {e}"));
+            .env_remove("PYTHONMALLOC");
+        // A program that was just written may still be open for writing in a child that another test forks, until that is another program.
+        let mut child = until(&format!("{name}: its file is not busy"), DEADLINE, || {
+            match command.spawn() {
+                Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => None,
+                other => Some(other.unwrap_or_else(|e| panic!("{name}: {e}"))),
+            }
+        });
         let mut target = Target {
             stdin: child.stdin.take(),
             out: Lines::new(name, child.stdout.take().expect("piped above")),

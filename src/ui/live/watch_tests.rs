@@ -123,6 +123,7 @@ fn threads_are_told_apart_and_named() {
         stacks: &watch.stacks,
         names: &watch.names,
         memory: &[],
+        has_native: false,
     };
     assert_eq!(known.origin(1), (text("obj"), text("MainThread")));
     assert_eq!(known.origin(3), (text("obj"), None));
