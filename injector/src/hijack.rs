@@ -26,7 +26,7 @@ pub(crate) const STOP_DEADLINE: Duration = Duration::from_millis(200);
 /// other thread would be faster.
 const STARVED_DEADLINE: Duration = Duration::from_secs(5);
 /// We ask again and again for so long before we sleep until a thread has stopped.
-const SPIN: Duration = Duration::from_micros(30);
+const SPIN: Duration = Duration::from_micros(40);
 /// Longest time for finding a thread that can be redirected.
 const HIJACK_DEADLINE: Duration = Duration::from_millis(800);
 /// The same for taking the hooks out: on a machine with many more running threads than processors, and with signals that are
@@ -320,7 +320,7 @@ fn wait_for_end(child: Pid) -> Result<(), HijackError> {
 struct ChildStack(*mut libc::c_void);
 
 impl ChildStack {
-    /// The deepest call takes some 20 KiB, four times that without optimisation.
+    /// The deepest call takes some 50 KiB, three times that without optimisation.
     const LEN: usize = 256 << 10;
     const PAGE: usize = 4096;
 
@@ -329,7 +329,8 @@ impl ChildStack {
             what,
             source: std::io::Error::last_os_error(),
         };
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK | libc::MAP_NORESERVE;
+        // In memory from the start: a thread that stands still would wait for each page that is touched first.
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK | libc::MAP_POPULATE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh anonymous mapping.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), Self::LEN, access, flags, -1, 0) };
@@ -514,6 +515,7 @@ fn wait_for_stop(tid: Pid, deadline: Instant) -> Stop {
 /// The same; a thread that would stop if it got a processor is waited for until `starved` is over, too.
 pub(crate) fn wait_for_stop_or_starve(tid: Pid, mut deadline: Instant, starved: Duration) -> Stop {
     let begun = Instant::now();
+    let mut news = News::begin();
     loop {
         let mut status = 0;
         // Not nix's: it does not know real-time signals, and what waitpid has told once is gone.
@@ -527,10 +529,7 @@ pub(crate) fn wait_for_stop_or_starve(tid: Pid, mut deadline: Instant, starved: 
                 }
                 deadline = now + STOP_DEADLINE / 4;
             }
-            // A thread that has a processor stops sooner than we would fall asleep.
-            if now - begun > SPIN {
-                wait_for_child_signal(deadline - now);
-            }
+            news.wait(now, deadline);
             continue;
         }
         if answer < 0 || !libc::WIFSTOPPED(status) {
@@ -584,7 +583,7 @@ fn end_of_call(
 
 /// Waits until `thread` stops at the beginning or the end of a call; or for another reason, with a signal to pass on or 0.
 fn wait_in_call(thread: Pid, deadline: Instant) -> Result<Option<i32>, Stop> {
-    let begun = Instant::now();
+    let mut news = News::begin();
     loop {
         let mut status = 0;
         // SAFETY: writes one integer.
@@ -594,9 +593,7 @@ fn wait_in_call(thread: Pid, deadline: Instant) -> Result<Option<i32>, Stop> {
             if now > deadline {
                 return Err(Stop::Late);
             }
-            if now - begun > SPIN {
-                wait_for_child_signal(deadline - now);
-            }
+            news.wait(now, deadline);
             continue;
         }
         if answer < 0 || !libc::WIFSTOPPED(status) {
@@ -616,6 +613,46 @@ fn wait_in_call(thread: Pid, deadline: Instant) -> Result<Option<i32>, Stop> {
 fn resume(tid: Pid, signal: i32) {
     // SAFETY: PTRACE_CONT has no pointer arguments.
     unsafe { libc::ptrace(libc::PTRACE_CONT, tid.as_raw(), 0_usize, signal as usize) };
+}
+
+/// How a stop is waited for: by asking again and again at first, for a thread that has a processor stops sooner than we would
+/// fall asleep, then asleep.
+struct News {
+    begun: Instant,
+    told: bool,
+}
+
+impl News {
+    fn begin() -> Self {
+        Self {
+            begun: Instant::now(),
+            told: false,
+        }
+    }
+
+    /// After a look that has found nothing: returns when it is time for the next.
+    fn wait(&mut self, now: Instant, deadline: Instant) {
+        if now - self.begun <= SPIN {
+            return;
+        }
+        if self.told {
+            wait_for_child_signal(deadline.saturating_duration_since(now));
+        } else {
+            // Then a look once more: it may have stopped before this.
+            tell_us_of_stops(true);
+            self.told = true;
+        }
+    }
+}
+
+/// Whether the kernel sends us SIGCHLD when a thread has stopped: the thread has to do that, and is held up by it. Of a child's
+/// own process only.
+fn tell_us_of_stops(wanted: bool) {
+    // SAFETY: `sigaction` is plain data: no handler, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_flags = if wanted { 0 } else { libc::SA_NOCLDSTOP };
+    // SAFETY: reads one struct.
+    unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, std::ptr::null_mut()) };
 }
 
 /// Sleeps until a tracee has news, for which the kernel sends us SIGCHLD, or for `longest`. All signals are blocked here,
@@ -748,48 +785,63 @@ pub(crate) fn read_stack(tid: i32, sp: u64, into: &mut [u8]) -> usize {
     usize::try_from(read).unwrap_or(0)
 }
 
-/// Writes the frame of [`arch::return_frame`] below the stopped thread's stack pointer, and gives the registers to enter
-/// with. `None` if the thread is not fit for it.
-fn put_frame(
-    thread: Pid,
-    regs: &Registers,
+/// Writes frames to the target. Has 36 KiB of room for one, cleared before a thread stands still.
+struct Frames {
     memory: RawFd,
-    call: Call,
-    gadgets: Gadgets,
-    stacks: &[Stack],
-) -> Option<Registers> {
-    /// Room for a signal's frame below ours.
-    const SPARE: u64 = 16 << 10;
-    let back = arch::resumed_by_return(regs)?;
-    let mine = stacks
-        .iter()
-        .find(|stack| (stack.start..stack.end).contains(&arch::stack_pointer(regs)))?;
-    if !mine.main && !(mine.start..mine.end).contains(&arch::thread_pointer(regs)) {
-        return None;
+    xstate: [u8; arch::MAX_XSTATE_BYTES],
+    frame: [u8; arch::RETURN_FRAME_BYTES],
+}
+
+impl Frames {
+    const fn new(memory: RawFd) -> Self {
+        Self {
+            memory,
+            xstate: [0; arch::MAX_XSTATE_BYTES],
+            frame: [0; arch::RETURN_FRAME_BYTES],
+        }
     }
-    let mut xstate = [0_u8; arch::MAX_XSTATE_BYTES];
-    let mut vector = libc::iovec {
-        iov_base: xstate.as_mut_ptr().cast(),
-        iov_len: xstate.len(),
-    };
-    let note = arch::XSTATE_NOTE;
-    // SAFETY: writes at most `iov_len` bytes to the local array (ptrace(2), PTRACE_GETREGSET).
-    let answer = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, thread.as_raw(), note, &raw mut vector) };
-    let mask = signal_mask(thread)?;
-    let xstate = xstate.get(..vector.iov_len).filter(|_| answer == 0)?;
-    let mut frame = [0; arch::RETURN_FRAME_BYTES];
-    let (base, len, enter) = arch::return_frame(&mut frame, call, gadgets, &back, mask, xstate)?;
-    if !mine.main && base.checked_sub(SPARE)? < mine.start || base < mine.start {
-        return None;
+
+    /// Writes the frame of [`arch::return_frame`] below the stopped thread's stack pointer, and gives the registers to enter
+    /// with. `None` if the thread is not fit for it.
+    fn put(
+        &mut self,
+        thread: Pid,
+        regs: &Registers,
+        blocked: u64,
+        call: Call,
+        gadgets: Gadgets,
+        stacks: &[Stack],
+    ) -> Option<Registers> {
+        /// Room for a signal's frame below ours.
+        const SPARE: u64 = 16 << 10;
+        let back = arch::resumed_by_return(regs)?;
+        let mine = stacks
+            .iter()
+            .find(|stack| (stack.start..stack.end).contains(&arch::stack_pointer(regs)))?;
+        if !mine.main && !(mine.start..mine.end).contains(&arch::thread_pointer(regs)) {
+            return None;
+        }
+        let mut vector = libc::iovec {
+            iov_base: self.xstate.as_mut_ptr().cast(),
+            iov_len: self.xstate.len(),
+        };
+        let note = arch::XSTATE_NOTE;
+        // SAFETY: writes at most `iov_len` bytes to that array (ptrace(2), PTRACE_GETREGSET).
+        let answer = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, thread.as_raw(), note, &raw mut vector) };
+        let xstate = self.xstate.get(..vector.iov_len).filter(|_| answer == 0)?;
+        let (base, len, enter) = arch::return_frame(&mut self.frame, call, gadgets, &back, blocked, xstate)?;
+        if !mine.main && base.checked_sub(SPARE)? < mine.start || base < mine.start {
+            return None;
+        }
+        write_memory(self.memory, base, self.frame.get(..len)?).ok()?;
+        Some(enter)
     }
-    write_memory(memory, base, frame.get(..len)?).ok()?;
-    Some(enter)
 }
 
 /// Does what can be done before a thread is stopped, so that it stands still only for what must happen then: the kernel
 /// makes the stub's page private, and our own code and stack are in memory (a forked process begins without page tables
 /// for files). The state and errno to report if that fails.
-fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
+fn prepare(frames: &mut Frames, way: Way<'_>) -> Result<(), (u32, i32)> {
     be_quick();
     // SAFETY: a plain struct of integers.
     let regs: Registers = unsafe { std::mem::zeroed() };
@@ -810,18 +862,23 @@ fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
     match way {
         Way::Stub { at, job } => {
             std::hint::black_box(arch::stub(job, at, &regs, Signals::default()));
-            if !is_zero(memory, at, job.room()) {
+            if !is_zero(frames.memory, at, job.room()) {
                 return Err((OCCUPIED, 0));
             }
             // What is there already.
             let zeros = [0; arch::LONGEST_STUB];
             let zeros = zeros.get(..job.room()).unwrap_or_default();
-            write_memory(memory, at, zeros).map_err(|errno| (WRITE_FAILED, errno))
+            write_memory(frames.memory, at, zeros).map_err(|errno| (WRITE_FAILED, errno))
         }
         Way::Return { call, gadgets, .. } => {
-            let mut frame = [0; arch::RETURN_FRAME_BYTES];
-            let xstate = [0; arch::MAX_XSTATE_BYTES];
-            std::hint::black_box(arch::return_frame(&mut frame, call, gadgets, &regs, 0, &xstate));
+            std::hint::black_box(arch::return_frame(
+                &mut frames.frame,
+                call,
+                gadgets,
+                &regs,
+                0,
+                &frames.xstate,
+            ));
             Ok(())
         }
     }
@@ -843,6 +900,16 @@ fn be_quick() {
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK, &raw const fair) };
     // SAFETY: changes a number of this process only.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+}
+
+/// Keeps idle processors from going to sleep while the file is open: to wake one takes 10 µs in a virtual machine, as long as
+/// nearly all the rest of what a thread stands still for. (The kernel's Documentation/power/pm_qos_interface: a latency of 0.)
+/// Whatever becomes of us, it ends with us. Without the right to, it takes a little longer.
+fn stay_awake() -> Option<File> {
+    use std::io::Write;
+    let mut latency = File::options().write(true).open("/dev/cpu_dma_latency").ok()?;
+    latency.write_all(&0_i32.to_ne_bytes()).ok()?;
+    Some(latency)
 }
 
 /// Longest wait for a copy to be seen, from the moment that the thread was sent to make it.
@@ -931,18 +998,23 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
     };
     let deadline = Instant::now() + patience;
     let (mut late, mut unfit) = (false, false);
-    if let Err((state, errno)) = prepare(memory, way) {
+    let mut frames = Frames::new(memory);
+    if let Err((state, errno)) = prepare(&mut frames, way) {
         return fail(state, errno, 0);
     }
     fail(GONE, 0, 0);
     let mut attempts = 0_u32;
+    // For the first attempt only, which is nearly always enough; others can take long.
+    let mut awake = stay_awake();
     loop {
         for &tid in threads {
             match attempts {
                 0 => be_first(),
+                1 => drop(awake.take()),
                 FIRST_ATTEMPTS => be_quick(),
                 _ => {}
             }
+            tell_us_of_stops(false);
             attempts = attempts.saturating_add(1);
             let thread = Pid::from_raw(tid);
             let makes_copy = matches!(
@@ -1003,18 +1075,17 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                 fail(DISPATCHES, 0, tid);
                 continue;
             }
-            let mut mask = signal_mask(thread);
-            if mask.is_none_or(|blocked| signal_pending(thread, blocked)) {
+            let Some(mut blocked) = signal_mask(thread).filter(|&blocked| !signal_pending(thread, blocked)) else {
                 let _ = ptrace::detach(thread, None);
                 fail(TIMEOUT, 0, tid);
                 continue;
-            }
+            };
             if let (Way::Stub { .. }, Some((number, args))) = (way, arch::at_call(&regs)) {
                 match end_of_call(thread, &regs, number, args, deadline) {
                     Ok(ended) => {
                         regs = ended;
                         // Some calls have a mask of their own.
-                        mask = signal_mask(thread);
+                        blocked = signal_mask(thread).unwrap_or(0);
                     }
                     Err(stop) => {
                         // Elsewhere meanwhile: it may be better to take later.
@@ -1039,10 +1110,7 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
             }
             let enter = match way {
                 Way::Stub { at, job } => {
-                    let signals = Signals {
-                        blocked: mask.unwrap_or(0),
-                        caught,
-                    };
+                    let signals = Signals { blocked, caught };
                     match arch::stub(job, at, &regs, signals) {
                         Some((bytes, enter)) => {
                             let bytes = bytes.get(..job.room()).unwrap_or_default();
@@ -1058,7 +1126,10 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
                     spare,
                 } => {
                     let spared = spare == Some(tid) && arch::is_restart(&regs);
-                    match put_frame(thread, &regs, memory, call, gadgets, stacks).filter(|_| !spared) {
+                    match frames
+                        .put(thread, &regs, blocked, call, gadgets, stacks)
+                        .filter(|_| !spared)
+                    {
                         Some(enter) => Ok(enter),
                         None => {
                             let _ = ptrace::detach(thread, None);

@@ -628,7 +628,7 @@ pub fn return_frame(
     let (len, features) = frame_xstate(xstate)?;
     let total = CONTEXT + len + 64;
     let base = back.rsp.checked_sub(RED_ZONE + total as u64)? & !63;
-    frame.fill(0);
+    frame.get_mut(..total)?.fill(0);
     let mut put = |at: usize, bytes: &[u8]| {
         if let Some(place) = frame.get_mut(at..at + bytes.len()) {
             place.copy_from_slice(bytes);
