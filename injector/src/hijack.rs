@@ -1270,3 +1270,49 @@ pub fn observe_running(threads: &[i32], watch: &Watch) -> Result<Vec<u32>, Hijac
         .map(|(_, answer)| answer.load(Ordering::Acquire))
         .collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::{Doing, doing};
+    use std::process::{Command, Stdio};
+
+    /// Who traces `pid`, if anybody does.
+    fn tracer_of(pid: i32) -> Option<i32> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).unwrap();
+        Some(line.trim().parse().unwrap()).filter(|&tracer| tracer != 0)
+    }
+
+    #[test]
+    fn a_stop_is_told_to_a_tracer_that_sleeps() {
+        let mut cat = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pid = cat.id() as i32;
+        let report = Shared::new().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let sleeps = |tracer| {
+                    matches!(doing(tracer, tracer), Some(Doing::Call { number, .. })
+                        if number == libc::SYS_rt_sigtimedwait as u64)
+                };
+                while !tracer_of(pid).is_some_and(sleeps) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                nix::sys::signal::kill(Pid::from_raw(pid), nix::sys::signal::Signal::SIGSTOP).unwrap();
+            });
+            in_copy(|| {
+                tell_us_of_stops(false);
+                if ptrace::seize(Pid::from_raw(pid), ptrace::Options::empty()).is_ok() {
+                    // Would sleep for all of it if nothing woke it up.
+                    let stop = wait_for_stop(Pid::from_raw(pid), Instant::now() + Duration::from_secs(24 * 3600));
+                    let state = if matches!(stop, Stop::Group) { STOPPED } else { GONE };
+                    report.state.store(state, Ordering::Release);
+                }
+            })
+            .unwrap();
+        });
+        cat.kill().unwrap();
+        cat.wait().unwrap();
+        assert_eq!(report.state.load(Ordering::Acquire), STOPPED);
+    }
+}
