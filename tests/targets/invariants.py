@@ -1,7 +1,7 @@
 """Threads that do different things, each of which knows what must come out; nothing of it may ever go wrong.
 
     python invariants.py [COMPUTING]      COMPUTING threads that allocate, default 2
-    -> STATUS   <- STATUS {"steps": {name: N}, "wrong": [...], "rss_kb"}
+    -> STATUS   <- STATUS {"steps": {name: N}, "wrong": [...], "rss_kb", "malloc_kb"}
     -> EXIT     <- DONE (the same)
 
 Checked: results of computations, the order of bytes in a pipe, messages through a socket pair, time-outs that are not too
@@ -161,8 +161,23 @@ def sockets():
     return step
 
 
+def malloc_kb():
+    """What is in use of the C library's heaps; 0 where it cannot tell (mallinfo2: glibc 2.33)."""
+    try:
+        import ctypes
+
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in
+                        "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (ImportError, AttributeError):
+        return 0
+    mallinfo2.restype = Info
+    return mallinfo2().uordblks >> 10
+
+
 def status():
-    return {"steps": STEPS, "wrong": WRONG[:20], "rss_kb": rss_kb()}
+    return {"steps": STEPS, "wrong": WRONG[:20], "rss_kb": rss_kb(), "malloc_kb": malloc_kb()}
 
 
 def main():
