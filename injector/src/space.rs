@@ -24,8 +24,8 @@ pub fn maps(pid: i32) -> Result<Vec<MemoryMap>, procfs::ProcError> {
 const NEAR: u64 = 1 << 37;
 /// Least room in the block of the interpreter's code: then half of it is between us and where the kernel puts the next mapping.
 const ROOM: u64 = 1 << 30;
-/// The same behind the heap, which grows towards us.
-const ROOM_BEHIND_HEAP: u64 = 32 << 30;
+/// Least distance from the end of the heap, which grows towards us.
+const HEAP_GROWTH: u64 = 16 << 30;
 
 /// Memory that is in use, as far as it matters here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,10 +65,11 @@ fn gap_among(taken: &[(u64, u64, Taken)], len: u64, near: u64, salt: u64) -> Opt
             largest = all;
         }
         let here = (end.max(block.start), start.min(block.end));
-        let least = if below == Taken::Heap { ROOM_BEHIND_HEAP } else { ROOM };
+        let middle = here.0.saturating_add(room(here) / 2);
+        let behind_heap = below == Taken::Heap && middle.saturating_sub(end) < HEAP_GROWTH;
         // Not below the stack, which grows down, nor above it, where nobody expects anything.
         stack_seen |= above == Taken::Stack;
-        if !stack_seen && room(here) >= least && room(here) > room(largest_near) {
+        if !stack_seen && !behind_heap && room(here) >= ROOM && room(here) > room(largest_near) {
             largest_near = here;
         }
         if next > end {
@@ -283,6 +284,13 @@ mod tests {
         let taken = [program, heap, (library, library + 8 * MIB, Other), stack];
         let (at, _, above) = place(&taken, library);
         assert!(at / NEAR == library / NEAR && above >= GIB / 2);
+        // In the lower part of its block: the heap, far below it, is no reason to go elsewhere.
+        for above_start in [2 * GIB, 17 * GIB, 31 * GIB] {
+            let library = 0x7fa0_0000_0000 + above_start;
+            let taken = [program, heap, (library, library + 8 * MIB, Other), stack];
+            let (at, _, above) = place(&taken, library);
+            assert!(at / NEAR == library / NEAR && above >= GIB / 2, "{at:x}");
+        }
         // Little room below the library in its block: anywhere else but between it and the stack.
         let library = 0x7fe0_0010_0000;
         let taken = [program, heap, (library, library + 8 * MIB, Other), stack];

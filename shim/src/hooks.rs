@@ -615,8 +615,8 @@ fn routed(size: usize, domain: u8, route: impl FnOnce() -> Block, plain: impl Fn
     let period = control!(small_period).load(Ordering::Relaxed);
     control!(small_period).store(config!(period), Ordering::Relaxed);
     control!(small_countdown).store(draw() as u64, Ordering::Relaxed);
-    if size > SMALL {
-        // A calloc whose factors overflow to something small: it fails.
+    if size == 0 || size > SMALL {
+        // Nothing passes no mark. A calloc whose factors overflow to something small fails.
         return plain();
     }
     let me = thread();
