@@ -13,9 +13,9 @@ use super::slots::{FileId, Object, Place, Slot, places};
 use crate::attach::interpreter::Interpreter;
 use procfs::process::{MMPermissions, MemoryMap};
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory, observe, space};
-use pyheap_protocol::{FIRST_CHUNKS, FIRST_NATIVE};
 use pyheap_protocol::control::native::{COUNT, FIRST_MAPPING, MALLOC, MMAP, NAMES, REALLOC, REALLOCARRAY};
 use pyheap_protocol::control::{Control, Identity, Native as Table, Originals, ShimHeader};
+use pyheap_protocol::{FIRST_CHUNKS, FIRST_NATIVE};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::mem::offset_of;
@@ -238,7 +238,10 @@ impl Native {
     /// The objects that are there to stay and of which such a part gets wrappers.
     fn ready(&self, is_wanted: impl Fn(Part) -> bool) -> Vec<Place> {
         let is_ready = |known: &Known| is_wanted(known.part) && known.looks >= ENOUGH_LOOKS;
-        let ready = self.objects.iter().filter(|(_, known)| known.as_ref().is_some_and(is_ready));
+        let ready = self
+            .objects
+            .iter()
+            .filter(|(_, known)| known.as_ref().is_some_and(is_ready));
         ready.map(|(place, _)| place.clone()).collect()
     }
 
