@@ -3,8 +3,9 @@
     python toggled.py PAIRS SETTLE WORKLOAD
 
 Runs the workload for SETTLE seconds, in which pyheap may choose another period, and then in blocks of about 2 ms of CPU time, alternately with the interpreter's allocators as they were and
-with pyheap's wrappers, in the order off on on off, so that whatever drifts (clock frequency, other load, caches) meets
-both alike. Prints READY and waits for a line; then a line of JSON; then waits for another line (pyheap has
+with pyheap's wrappers (those in slots of native code too, if a line says where they are), in the order off on on off, so that whatever drifts (clock frequency, other load, caches) meets
+both alike. Prints READY and waits for a line, and SETTLED and waits for another one: of nothing, or a
+list of [slot, what it held before]; then a line of JSON; then waits for another line (pyheap has
 left) and says whether the allocators are what they were.
 """
 import ctypes
@@ -40,6 +41,19 @@ def put(allocators):
 
 def words(allocators):
     return [[getattr(a, name) for name, _ in Allocator._fields_] for a in allocators]
+
+
+class Slots:
+    """The words through which objects call malloc and its like."""
+
+    def __init__(self, line):
+        self.off = json.loads(line) if line.strip() else []
+        self.memory = os.open("/proc/self/mem", os.O_RDWR) if self.off else -1
+        self.on = [(at, int.from_bytes(os.pread(self.memory, 8, at), "little")) for at, _ in self.off]
+
+    def put(self, is_on):
+        for at, value in self.on if is_on else self.off:
+            os.pwrite(self.memory, value.to_bytes(8, "little"), at)
 
 
 # Workloads: functions of a number of rounds.
@@ -159,14 +173,18 @@ def main():
     while time.monotonic() < end:
         run(n)
     print("SETTLED", flush=True)
+    # With pyheap's answer nobody but us touches the slots.
+    slots = Slots(sys.stdin.readline())
     samples = {False: [], True: []}
     # Long rounds: fewer of them.
     count = max(10, min(pairs, int(pairs * 4_000_000 / max(timed(run, n), 1))))
     for pair in range(count):
         for which in ((False, True) if pair % 2 else (True, False)):
             put(on if which else off)
+            slots.put(which)
             samples[which].append(timed(run, n))
     put(on)
+    slots.put(True)
     print(json.dumps({"rounds": n, "off": samples[False], "on": samples[True]}), flush=True)
     sys.stdin.readline()
     print("RESTORED", words(get()) == words(off), flush=True)

@@ -1,6 +1,6 @@
 //! What the hooks cost a target, by switching them on and off within it: see toggled.py.
 //!
-//!     cargo bench --bench toggled -- [--pairs N] [--period BYTES] [--settle SECONDS] [--cost BYTES] PYTHON [WORKLOAD...]
+//!     cargo bench --bench toggled -- [--pairs N] [--period BYTES] [--settle SECONDS] [--cost BYTES] [--native] PYTHON [WORKLOAD...]
 //!
 //! For each workload: starts it, attaches as `pyheap record` does (without `--period`: auto), lets the target switch between
 //! its own allocators and the wrappers some hundred times, and prints the ratio of the CPU times: of the sums without the
@@ -8,6 +8,8 @@
 //!
 //! `--cost BYTES` measures each workload twice, with hardly any samples (64 MiB) and with this short period, by the same wrappers, and
 //! prints what the difference is for each sample: its own processor time, that of its free, and what it does to the caches.
+//!
+//! `--native` records native memory, too, and switches its slots as well.
 
 use pyheap::attach::session::{DEFAULT_PERIOD, Options};
 use pyheap::attach::{Session, preflight};
@@ -46,6 +48,7 @@ struct Settings {
     settle: u64,
     /// 0 = not asked for.
     cost: u64,
+    is_native: bool,
 }
 
 /// What was measured of a workload.
@@ -60,6 +63,8 @@ struct Measured {
 
 fn main() {
     let mut args: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    let is_native = args.iter().any(|arg| arg == "--native");
+    args.retain(|arg| arg != "--native");
     let mut option = |name: &str, default: u64| {
         let Some(at) = args.iter().position(|arg| arg == name) else {
             return default;
@@ -73,6 +78,7 @@ fn main() {
         period: option("--period", 0),
         settle: option("--settle", 5),
         cost: option("--cost", 0),
+        is_native,
     };
     let Some((python, workloads)) = args.split_first() else {
         println!("toggled: no PYTHON given, nothing measured");
@@ -131,6 +137,7 @@ fn measure(python: &str, workload: &str, settings: Settings) -> Option<Measured>
                 .period
                 .max(if settings.cost == 0 { 1 } else { SHORTEST_ROUTED })
         },
+        native: settings.is_native.then_some(1 << 20),
         ..Options::default()
     };
     let limits = Limits {
@@ -151,7 +158,15 @@ fn measure(python: &str, workload: &str, settings: Settings) -> Option<Measured>
     wait_for(&lines, "SETTLED", &mut recorder, &session);
     recorder.every_second(&session);
     let before = (Instant::now(), recorder.counters().samples);
-    let line = wait_for(&lines, "{", &mut recorder, &session);
+    let slots: Vec<(u64, u64)> = session.native_slots().into_iter().collect();
+    writeln!(input, "{}", serde_json::to_string(&slots).expect("numbers")).expect("the target reads");
+    let line = if settings.is_native {
+        // A look at the slots would take those that are off for another library's.
+        let mut rest = lines.iter().skip_while(|line| !line.starts_with('{'));
+        rest.next().expect("the target has ended")
+    } else {
+        wait_for(&lines, "{", &mut recorder, &session)
+    };
     let found: serde_json::Value = serde_json::from_str(&line).expect("JSON");
     let times = |key: &str| -> Vec<f64> {
         let values = found[key].as_array().into_iter().flatten();

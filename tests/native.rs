@@ -221,6 +221,66 @@ fn every_byte_is_counted_once_at_period_one() {
     });
 }
 
+/// What is live of mappings by a Python line, in bytes.
+fn mapped(base: &str, site: &Value) -> f64 {
+    let out = pyheap::run(["export", base, "--to", "json", "--domain", "mmap"])
+        .expect_code(0)
+        .stdout;
+    let export: Value = serde_json::from_str(&out).expect("JSON");
+    let mut sum = 0.0;
+    for trace in export["traces"].as_array().expect("traces") {
+        let stack = trace["stack"].as_array().expect("a stack");
+        // Outermost first; the innermost is native.
+        let line = stack
+            .iter()
+            .rev()
+            .nth(1)
+            .and_then(|number| export["frames"].get(number.as_u64()? as usize));
+        if line.is_some_and(|line| line["file"] == site["file"] && line["line"] == site["line"]) {
+            sum += trace["live_bytes"].as_f64().expect("a number");
+        }
+    }
+    sum
+}
+
+/// Frames of threads are in chunks that the interpreter maps: whose call has needed one is to be seen, and that it is gone afterwards.
+/// Arenas, which it maps by the same function, are not counted.
+#[test]
+fn chunks_of_frames_are_blamed_at_the_call_that_needed_them() {
+    let name = "chunks_of_frames_are_blamed_at_the_call_that_needed_them";
+    let list = interpreters::some(&["deb-3.11", "pyenv-3.12", "many-3.13", "musl-3.12"]);
+    on_each(name, &list, |interpreter, library| {
+        let dir = scratch();
+        let base = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+        let mut target = start(interpreter, library, "0.01");
+        let before = slots(target.pid);
+        let options = ["--native", "--period", "1", "--ring-size", "16MiB"];
+        let recording = pyheap::record(target.pid, &base("deep"), &options);
+        let truth = target.ask("DEEP 100", "TRUTH");
+        recording.interrupt();
+        assert_same(&before, target.pid, &interpreter.name);
+        let sites = truth["sites"].as_array().expect("sites");
+        for (site, spare) in sites.iter().zip([8.0 * 16384.0, 0.0]) {
+            let (seen, all) = (mapped(&base("deep"), site), site["bytes"].as_f64().expect("bytes"));
+            // Threads may have to leave out a sample; one of each is more than was ever seen.
+            assert!(
+                seen <= all && seen >= all - spare,
+                "{}: {seen} of {all} bytes at {site}",
+                interpreter.name
+            );
+        }
+        target.ask("RETURN", "DONE");
+        let recording = pyheap::record(target.pid, &base("gone"), &options);
+        target.ask("DEEP 100", "TRUTH");
+        target.ask("RETURN", "DONE");
+        recording.interrupt();
+        for site in sites {
+            assert_eq!(mapped(&base("gone"), site), 0.0, "{}: {site}", interpreter.name);
+        }
+        target.exit_cleanly();
+    });
+}
+
 /// What is freed by a pointer that no slot holds does not stay as a leak.
 #[test]
 fn missed_frees_are_found_and_said() {

@@ -2,6 +2,9 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// What CPython's allocator of small objects maps at once, from 3.10 on; it contains what is counted as obj. The chunks that frames of
+/// Python functions are in (3.11 on) are mapped by the same function and are smaller: 16 KiB, or what a frame needs.
+pub const ARENA_BYTES: u64 = 1 << 20;
 /// Number of per-thread slots, see [`Slot`].
 pub const SLOTS: usize = 512;
 /// Number of buckets of the live table.
@@ -80,8 +83,10 @@ pub struct ShimHeader {
     pub native: u64,
     /// The wrappers of the C library's functions, in the order of [`native::NAMES`].
     pub native_wrappers: [u64; native::COUNT],
+    /// The wrapper of `mmap` for the interpreter's own calls, see [`ARENA_BYTES`].
+    pub chunk_mmap: u64,
 }
-const _: () = assert!(size_of::<ShimHeader>() == 288 + 8 + 8 * native::COUNT);
+const _: () = assert!(size_of::<ShimHeader>() == 288 + 8 + 8 * native::COUNT + 8);
 
 /// The functions of the C library that have wrappers.
 pub mod native {

@@ -30,7 +30,7 @@ pub use control::{
 };
 
 /// Version of everything in this crate.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// The oldest version that follows the rules above.
 pub const OLDEST_CURABLE: u32 = 2;
@@ -44,6 +44,9 @@ pub const MAPPED_NONCE: u64 = u64::from_le_bytes(*b"pyheap r");
 
 /// The first version whose shim has wrappers of the C library's functions.
 pub const FIRST_NATIVE: u32 = 4;
+
+/// The first version whose shim has a wrapper of `mmap` for the interpreter's own calls.
+pub const FIRST_CHUNKS: u32 = 6;
 
 /// Allocator domains: those of CPython, as `PyMemAllocatorDomain` numbers them, and what passes them by.
 pub mod domain {

@@ -27,12 +27,14 @@ pub struct Header {
     wrappers: [[Code; 4]; 7],
     native: *const native::Kept,
     native_wrappers: [Code; native_functions::COUNT],
+    chunk_mmap: Code,
 }
 // SAFETY: never written.
 unsafe impl Sync for Header {}
 const _: () = assert!(size_of::<Header>() == size_of::<ShimHeader>());
 const _: () = assert!(offset_of!(Header, wrappers) == offset_of!(ShimHeader, wrappers));
 const _: () = assert!(offset_of!(Header, native) == offset_of!(ShimHeader, native));
+const _: () = assert!(offset_of!(Header, chunk_mmap) == offset_of!(ShimHeader, chunk_mmap));
 
 /// The only symbol of the image.
 #[unsafe(no_mangle)]
@@ -56,6 +58,7 @@ pub static pyheap_shim: Header = Header {
     ],
     native: &raw const NATIVE,
     native_wrappers: native::WRAPPERS,
+    chunk_mmap: native::CHUNK_MMAP,
 };
 
 /// `PyMem_GetAllocator` and `PyMem_SetAllocator`.

@@ -16,7 +16,7 @@ use core::cell::UnsafeCell;
 use core::mem::{offset_of, transmute};
 use core::sync::atomic::Ordering;
 use pyheap_protocol::control::native as number;
-use pyheap_protocol::control::{Control, Native, Slot};
+use pyheap_protocol::control::{ARENA_BYTES, Control, Native, Slot};
 use pyheap_protocol::domain::{MALLOC, MMAP};
 use pyheap_protocol::record::Entry;
 
@@ -51,6 +51,9 @@ pub const WRAPPERS: [Code; number::COUNT] = [
     munmap as Code,
     mremap as Code,
 ];
+
+/// What the interpreter calls as `mmap`.
+pub const CHUNK_MMAP: Code = chunk_mmap as Code;
 
 /// The address of function number `WHICH`, as the host has found it.
 #[inline(always)]
@@ -95,6 +98,14 @@ macro_rules! way {
     };
 }
 
+/// A wrapper begins with a cache line of code: where `malloc`'s crossed a border of two, a pair of malloc and free took a cycle longer.
+/// (`docs/performance.md`, "Where the shim lies".) It is the first of its section, so that nothing is filled up before it.
+macro_rules! own_line {
+    () => {
+        ".p2align 6"
+    };
+}
+
 /// Completes an [`Entry`] above which the return address stands. The slow paths leave these registers as they are.
 macro_rules! save_entry {
     () => {
@@ -112,6 +123,7 @@ macro_rules! allocating {
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
+                own_line!(),
                 $size,
                 find_slot_code!(),
                 concat!("sub [r8 + rcx + {countdown}], ", $taken),
@@ -243,6 +255,7 @@ macro_rules! moving {
         #[unsafe(naked)]
         extern "C" fn $name() {
             naked_asm!(
+                own_line!(),
                 filtered!("rdi", "r8"),
                 "jne {slow}",
                 $size,
@@ -353,6 +366,7 @@ fn moved(old: Block, size: usize, mark: Option<u64>, from: From<'_>, original: i
 #[unsafe(naked)]
 extern "C" fn free() {
     naked_asm!(
+        own_line!(),
         filtered!("rdi", "rcx"),
         "jne 3f",
         "2:",
@@ -377,6 +391,8 @@ extern "C" fn free() {
 const FAILED: u64 = u64::MAX;
 /// `PROT_WRITE`
 const WRITABLE: u64 = 2;
+/// `MAP_SHARED`
+const SHARED: u64 = 1;
 /// `MAP_ANONYMOUS`
 const ANONYMOUS: u64 = 0x20;
 /// Pages.
@@ -404,12 +420,34 @@ extern "C" fn mmap() {
     )
 }
 
+/// For the interpreter's own calls, which are rare: all take the slow path.
+#[unsafe(naked)]
+extern "C" fn chunk_mmap() {
+    naked_asm!(
+        save_entry!(),
+        "push rsp",
+        "call {slow}",
+        "add rsp, 56",
+        "ret",
+        slow = sym chunk_mmap_slow,
+    )
+}
+
 type Map = extern "C" fn(u64, u64, u64, u64, u64, u64) -> u64;
+
+/// Mappings of so many bytes and more are counted.
+fn threshold() -> u64 {
+    control!(mmap_threshold).load(Ordering::Relaxed)
+}
 
 /// Takes a mapping of `len` bytes off the thread's stream, if it is to be counted.
 fn marked(len: u64, me: u64) -> Option<u64> {
-    let threshold = control!(mmap_threshold).load(Ordering::Relaxed);
-    if is_on() && len >= threshold && len < isize::MAX as u64 {
+    marked_from(threshold(), len, me)
+}
+
+/// The same, counted from `least` bytes on.
+fn marked_from(least: u64, len: u64, me: u64) -> Option<u64> {
+    if is_on() && len >= least && len < isize::MAX as u64 {
         takes_mark(my_slot(me), len as usize)
     } else {
         None
@@ -425,11 +463,39 @@ extern "C" fn mmap_slow(
     offset: u64,
     from: From<'_>,
 ) -> u64 {
+    let request = [address, len, protection, flags, file, offset];
+    map(request, threshold(), from)
+}
+
+/// What the interpreter maps: chunks of frames count whatever their size is. Arenas do not, since what they contain is counted as obj;
+/// nor do larger private mappings, which another allocator of the interpreter makes in their place. The module `mmap`, where it is a part of
+/// the interpreter, makes shared ones.
+extern "C" fn chunk_mmap_slow(
+    address: u64,
+    len: u64,
+    protection: u64,
+    flags: u64,
+    file: u64,
+    offset: u64,
+    from: From<'_>,
+) -> u64 {
+    let least = match (flags & SHARED != 0, len < ARENA_BYTES) {
+        (true, _) => threshold(),
+        (false, true) => 1,
+        (false, false) => u64::MAX,
+    };
+    map([address, len, protection, flags, file, offset], least, from)
+}
+
+/// Maps, and enters the mapping if it is memory of `least` bytes or more that has passed a mark.
+#[inline(always)]
+fn map(request: [u64; 6], least: u64, from: From<'_>) -> u64 {
     let _in = InFlight::new();
     let me = thread();
     let map = original!(MMAP, Map);
+    let [address, len, protection, flags, file, offset] = request;
     let is_memory = flags & ANONYMOUS != 0 && protection & WRITABLE != 0;
-    let mark = if is_memory { marked(len, me) } else { None };
+    let mark = if is_memory { marked_from(least, len, me) } else { None };
     let mapped = map(address, len, protection, flags, file, offset);
     if let (Some(period), true) = (mark, mapped != FAILED) {
         sample::enter_from(mapped, len, MMAP, me, period, Some(from));
@@ -440,6 +506,7 @@ extern "C" fn mmap_slow(
 #[unsafe(naked)]
 extern "C" fn munmap() {
     naked_asm!(
+        own_line!(),
         filtered!("rdi", "rcx"),
         "jne 3f",
         "jmp [rip + {native} + {original}]",

@@ -13,9 +13,9 @@ use super::slots::{FileId, Object, Place, Slot, places};
 use crate::attach::interpreter::Interpreter;
 use procfs::process::{MMPermissions, MemoryMap};
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory, observe, space};
-use pyheap_protocol::FIRST_NATIVE;
-use pyheap_protocol::control::native::{COUNT, FIRST_MAPPING, MALLOC, NAMES, REALLOC, REALLOCARRAY};
+use pyheap_protocol::control::native::{COUNT, FIRST_MAPPING, MALLOC, MMAP, NAMES, REALLOC, REALLOCARRAY};
 use pyheap_protocol::control::{Control, Identity, Native as Table, Originals, ShimHeader};
+use pyheap_protocol::{FIRST_CHUNKS, FIRST_NATIVE};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::mem::offset_of;
@@ -33,6 +33,8 @@ const MAX_UNLOADED: usize = 1 << 14;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// Looks at an object after which it counts as there to stay.
 const ENOUGH_LOOKS: u32 = 2;
+/// The first Python that has its frames in chunks.
+const FIRST_WITH_CHUNKS: (u8, u8) = (3, 11);
 /// Rounds of taking slots back, at most.
 const ROUNDS: usize = 3;
 /// Most memory that is searched for copies of our addresses.
@@ -63,6 +65,8 @@ struct Shim {
     /// Address of the [`Table`].
     table: u64,
     wrappers: [u64; COUNT],
+    /// The one of `mmap` for the interpreter; 0 in an older shim.
+    chunk_mmap: u64,
 }
 
 impl Shim {
@@ -78,6 +82,11 @@ impl Shim {
         is_sane.then_some(Self {
             table: header.native,
             wrappers: header.native_wrappers,
+            chunk_mmap: if identity.protocol < FIRST_CHUNKS {
+                0
+            } else {
+                header.chunk_mmap
+            },
         })
     }
 
@@ -88,7 +97,30 @@ impl Shim {
 
     /// Whose wrapper `value` is.
     fn wrapped(&self, value: u64) -> Option<usize> {
-        self.wrappers.iter().position(|&wrapper| wrapper == value)
+        let place = self.wrappers.iter().position(|&wrapper| wrapper == value);
+        place.or((value == self.chunk_mmap && value != 0).then_some(MMAP))
+    }
+}
+
+/// What of an object's slots gets wrappers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    All,
+    /// It is the C library: what that maps for itself is not a program's memory.
+    AllButMappings,
+    /// It is the interpreter: what it asks of `malloc` is Python's raw domain. Its `mmap` has a wrapper of its own.
+    Mappings,
+    Nothing,
+}
+
+impl Part {
+    fn has(self, which: usize) -> bool {
+        match self {
+            Self::All => true,
+            Self::AllButMappings => which < FIRST_MAPPING,
+            Self::Mappings => which >= FIRST_MAPPING,
+            Self::Nothing => false,
+        }
     }
 }
 
@@ -97,8 +129,7 @@ impl Shim {
 struct Known {
     object: Object,
     looks: u32,
-    /// Nothing of it is touched.
-    is_excluded: bool,
+    part: Part,
 }
 
 /// The wrappers in a process.
@@ -109,6 +140,8 @@ pub struct Native {
     file: File,
     shim: Shim,
     interpreter: u64,
+    /// It maps chunks for its frames.
+    has_chunks: bool,
     loader: u64,
     /// Functions of Python's raw, mem and obj domains: an object that one of them is in is counted there.
     python: Vec<u64>,
@@ -164,6 +197,7 @@ impl Native {
             file: open_memory(pid)?,
             shim,
             interpreter: interpreter.runtime.0,
+            has_chunks: (interpreter.version.major, interpreter.version.minor) >= FIRST_WITH_CHUNKS,
             loader: loader(pid),
             python: python.collect(),
             originals: [None; COUNT],
@@ -189,20 +223,26 @@ impl Native {
         self.forget_unloaded(&maps);
         self.meet_new(&maps);
         self.find_originals()?;
-        let ready: Vec<Place> = self
-            .objects
-            .iter()
-            .filter(|(_, known)| {
-                known
-                    .as_ref()
-                    .is_some_and(|known| !known.is_excluded && known.looks >= ENOUGH_LOOKS)
-            })
-            .map(|(place, _)| place.clone())
-            .collect();
-        for place in ready {
+        for place in self.ready(|part| !matches!(part, Part::Nothing | Part::Mappings)) {
             self.see_to(&place)?;
         }
+        // The interpreter's mappings are seen beside native code, not instead of it.
+        if !self.saved.is_empty() {
+            for place in self.ready(|part| part == Part::Mappings) {
+                self.see_to(&place)?;
+            }
+        }
         Ok(())
+    }
+
+    /// The objects that are there to stay and of which such a part gets wrappers.
+    fn ready(&self, is_wanted: impl Fn(Part) -> bool) -> Vec<Place> {
+        let is_ready = |known: &Known| is_wanted(known.part) && known.looks >= ENOUGH_LOOKS;
+        let ready = self
+            .objects
+            .iter()
+            .filter(|(_, known)| known.as_ref().is_some_and(is_ready));
+        ready.map(|(place, _)| place.clone()).collect()
     }
 
     /// Forgets objects that are not there any more.
@@ -223,7 +263,7 @@ impl Native {
     /// The object at `place` has been unloaded: it may be back there, but is left alone from now on.
     fn give_up(&mut self, place: &Place) {
         if let Some(Some(known)) = self.objects.get_mut(place) {
-            known.is_excluded = true;
+            known.part = Part::Nothing;
             let range = known.object.range.clone();
             self.saved.retain(|at, _| !range.contains(at));
             self.unloaded.insert(place.file);
@@ -249,7 +289,7 @@ impl Native {
                 Object::read(&self.memory, place.base, name)
             };
             let known = known.map(|object| Known {
-                is_excluded: self.is_excluded(&object, &place),
+                part: self.part(&object, &place),
                 object,
                 looks: 1,
             });
@@ -257,15 +297,19 @@ impl Native {
         }
     }
 
-    fn is_excluded(&self, object: &Object, place: &Place) -> bool {
+    fn part(&self, object: &Object, place: &Place) -> Part {
         let holds = |address: u64| object.range.contains(&address);
         let is_allocator = object.defines.first().is_some_and(Option::is_some) && !object.is_libc;
-        holds(self.interpreter)
-            || holds(self.loader)
-            || self.python.iter().any(|&function| holds(function))
-            || is_allocator
-            || self.unloaded.contains(&place.file)
-            || self.unloaded.len() >= MAX_UNLOADED
+        let is_unsafe = self.unloaded.contains(&place.file) || self.unloaded.len() >= MAX_UNLOADED;
+        let has_python = self.python.iter().any(|&function| holds(function));
+        match (is_unsafe || is_allocator || holds(self.loader), holds(self.interpreter)) {
+            (true, _) => Part::Nothing,
+            (false, true) if self.has_chunks => Part::Mappings,
+            (false, true) => Part::Nothing,
+            (false, false) if has_python => Part::Nothing,
+            (false, false) if object.is_libc => Part::AllButMappings,
+            (false, false) => Part::All,
+        }
     }
 
     /// Finds the functions that are not known yet, and tells the shim.
@@ -334,11 +378,7 @@ impl Native {
         let Some(Some(known)) = self.objects.get(place) else {
             return Ok(());
         };
-        let (slots, range, is_libc) = (
-            known.object.slots.clone(),
-            known.object.range.clone(),
-            known.object.is_libc,
-        );
+        let (slots, range, part) = (known.object.slots.clone(), known.object.range.clone(), known.part);
         let is_ours = |at: u64| {
             let value = self.memory.read_u64(RemoteAddr(at));
             value.is_ok_and(|value| self.shim.wrapped(value).is_some())
@@ -348,21 +388,19 @@ impl Native {
             self.give_up(place);
             return Ok(());
         }
-        for slot in slots {
-            // What the C library maps for itself is not a program's memory.
-            if !(is_libc && slot.which >= FIRST_MAPPING) {
-                self.put(slot, &range)?;
-            }
+        for slot in slots.into_iter().filter(|slot| part.has(slot.which)) {
+            self.put(slot, &range, part)?;
         }
         Ok(())
     }
 
     /// Puts a wrapper into a slot, if it holds what the wrapper passes on to.
-    fn put(&mut self, slot: Slot, range: &Range<u64>) -> Result<(), NativeError> {
-        let (Some(Some(original)), Some(&wrapper)) = (
-            self.originals.get(slot.which).copied(),
-            self.shim.wrappers.get(slot.which),
-        ) else {
+    fn put(&mut self, slot: Slot, range: &Range<u64>, part: Part) -> Result<(), NativeError> {
+        let wrapper = match (part, slot.which) {
+            (Part::Mappings, MMAP) => Some(self.shim.chunk_mmap),
+            (_, which) => self.shim.wrappers.get(which).copied(),
+        };
+        let (Some(Some(original)), Some(wrapper)) = (self.originals.get(slot.which).copied(), wrapper) else {
             return Ok(());
         };
         // Gone, if it cannot be read.

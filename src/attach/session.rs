@@ -26,6 +26,7 @@ use pyheap_protocol::control::{
     Allocator, Config, Control, Identity, Mode, Originals, PyLayout, ShimHeader, StartStatus,
 };
 use pyheap_protocol::{OLDEST_CURABLE, domain};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -420,6 +421,12 @@ impl Session {
     #[must_use]
     pub fn coverage(&self) -> Option<Coverage> {
         Some(self.native()?.coverage())
+    }
+
+    /// The slots of native code that have wrappers, and what they held before.
+    #[must_use]
+    pub fn native_slots(&self) -> BTreeMap<u64, u64> {
+        self.native().map(|native| native.slots().clone()).unwrap_or_default()
     }
 
     fn native(&self) -> Option<MutexGuard<'_, Native>> {

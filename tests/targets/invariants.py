@@ -1,6 +1,8 @@
 """Threads that do different things, each of which knows what must come out; nothing of it may ever go wrong.
 
-    python invariants.py [COMPUTING]      COMPUTING threads that allocate, default 2
+    python invariants.py [COMPUTING [LIBRARY...]]
+                COMPUTING threads that allocate, default 2; with libraries (native.c and copies of it) one that calls the first all the
+                time, and one that loads, calls and unloads the others
     -> STATUS   <- STATUS {"steps": {name: N}, "wrong": [...], "rss_kb", "malloc_kb"}
     -> EXIT     <- DONE (the same)
 
@@ -17,10 +19,14 @@ import sys
 import threading
 import time
 import traceback
-import zlib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from protocol import Commands, ready, rss_kb, say  # noqa: E402
+
+try:
+    from zlib import crc32
+except ImportError:  # musl's interpreters have no libz beside them
+    crc32 = hash
 
 STEPS, WRONG, STOP = {}, [], threading.Event()
 KEEP = []  # descriptors that threads use up to the end
@@ -54,7 +60,7 @@ def compute(seed):
         blocks = [bytearray(n) for n in (1, 40, 511, 513, 5000, 70000)]
         for block in blocks:
             block.extend(b"x" * 100)
-        return zlib.crc32(repr(sorted(data.items())).encode()) ^ sum(map(len, blocks))
+        return crc32(repr(sorted(data.items())).encode()) ^ sum(map(len, blocks))
 
     def computing():
         want = work()
@@ -176,6 +182,39 @@ def malloc_kb():
     return mallinfo2().uordblks >> 10
 
 
+def allocating():
+    import ctypes
+    library, size = ctypes.CDLL(sys.argv[2]), 3000
+    blocks = (ctypes.c_void_p * 50)()
+
+    def step():
+        library.site_malloc(blocks, ctypes.c_long(len(blocks)), ctypes.c_size_t(size))
+        for number, block in enumerate(blocks):
+            ctypes.memset(block, number, size)
+        wrong = [n for n, block in enumerate(blocks) if ctypes.string_at(block, size) != bytes(bytearray([n])) * size]
+        library.give_back(blocks, ctypes.c_long(len(blocks)))
+        library.churn(ctypes.c_long(100), ctypes.c_size_t(100))
+        return "blocks have other bytes: %s" % wrong if wrong else None
+    return step
+
+
+def loading():
+    import ctypes
+    from _ctypes import dlclose
+    turn = [0]
+
+    def step():
+        others = sys.argv[3:]
+        turn[0] += 1
+        library = ctypes.CDLL(others[turn[0] % len(others)])
+        library.churn(ctypes.c_long(30), ctypes.c_size_t(50))
+        if turn[0] % 16 == 0:
+            time.sleep(0.03)  # long enough to be met, now and then
+        dlclose(library._handle)
+        time.sleep(0.001)
+    return step
+
+
 def status():
     return {"steps": STEPS, "wrong": WRONG[:20], "rss_kb": rss_kb(), "malloc_kb": malloc_kb()}
 
@@ -194,6 +233,7 @@ def main():
         kinds += [raw_polling, raw_sleeping]
     except ImportError:
         pass
+    kinds += [allocating] * (len(sys.argv) > 2) + [loading] * (len(sys.argv) > 3)
     threads += [worker(kind) for kind in kinds]
     ready()
     while commands.next() == "STATUS":

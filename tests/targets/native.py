@@ -10,6 +10,8 @@
     -> LOOP         load and unload COPY.so all the time, in a thread of its own; again: end that   <- DONE {"loads"}
     -> COPY         copy malloc's address             <- DONE {}
     -> USE          call what was copied              <- DONE {}
+    -> DEEP N       eight threads that recurse N deep and stay there, and two mappings by the module mmap  <- TRUTH {"threads", "sites": [...]}
+    -> RETURN       they return, and the mappings are closed  <- DONE {}
     -> EXIT
 
 LIBRARY is native.c, COPY.so a copy of it. TRUTH's sites are as in accuracy.py, with "domain" and "native", the function in the library. Half of the sites
@@ -17,6 +19,7 @@ are called with the GIL, half without; site_threads by eight threads at once, wi
 """
 import _ctypes
 import ctypes
+import mmap
 import os
 import sys
 import threading
@@ -176,6 +179,50 @@ class Loop(threading.Thread):
             self.loads += 1
 
 
+class Deep:
+    """Threads whose frames take just more than half of a chunk of 16 KiB each, so that every call maps one. (With more, chunks would
+    be larger: the interpreter adds room for 1,000 words.)"""
+    LINE = 4
+    SOURCE = """def deep(n, reached, end):
+    if n == 0:
+        return reached(), end.wait()
+    deep(n - 1, reached, end)
+    if reached is None:
+        %s = None
+""" % " = ".join("v%d" % n for n in range(1012))
+
+    def __init__(self, depth):
+        space = {}
+        exec(compile(self.SOURCE, "deep.py", "exec"), space)
+        deep = space["deep"]
+        self.end, reached = threading.Event(), threading.Semaphore(0)
+        start = threading.Barrier(8)
+
+        def work():
+            start.wait()
+            deep(depth, reached.release, self.end)
+
+        self.threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in self.threads:
+            thread.start()
+        for thread in self.threads:
+            reached.acquire()
+        self.maps = [mmap.mmap(-1, 4 * MIB) for _ in range(2)]  # SITE site_module
+
+    def truth(self, depth):
+        module = site_lines(HERE)["site_module"]
+        return {"threads": 8, "sites": [
+            {"file": "deep.py", "line": self.LINE, "bytes": 8 * depth * 16384},
+            {"file": HERE, "line": module, "bytes": 8 * MIB}]}
+
+    def finish(self):
+        self.end.set()
+        for thread in self.threads:
+            thread.join()
+        for each in self.maps:
+            each.close()
+
+
 def truth():
     lines = site_lines(HERE)
     return {"sites": {
@@ -186,7 +233,7 @@ def truth():
 
 def main():
     commands = Commands()
-    loop = None
+    loop = deep = None
     ready()
     while True:
         command, *rest = commands.next().split()
@@ -201,6 +248,12 @@ def main():
         elif command == "FREE":
             give_back()
             say("TRUTH", truth())
+        elif command == "DEEP":
+            deep = Deep(int(rest[0]))
+            say("TRUTH", deep.truth(int(rest[0])))
+        elif command == "RETURN":
+            deep.finish()
+            say("DONE", {})
         else:
             if command == "CHURN":
                 WITHOUT.churn(ctypes.c_long(int(rest[0])), ctypes.c_size_t(100))
