@@ -66,9 +66,9 @@ pub enum Cure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Inert {
-    /// Another tool (tracemalloc, for example) has saved pointers to our wrappers and may put them back.
-    #[error("another tool holds pointers to our wrappers ({0:#x})")]
-    Foreign(u64),
+    /// Another tool (tracemalloc, for example), or data of a library, has pointers to our wrappers and may put them back.
+    #[error("another tool, or a library, holds pointers to our wrappers")]
+    Foreign,
     /// Memory of the target holds addresses of our wrappers of the C library's functions.
     #[error("a library has copied the address of a wrapper")]
     Held,
@@ -152,7 +152,7 @@ pub fn cure(
             silent_since = Some(Instant::now());
             // Not what we had put there, nor what was there before us; but still nothing that would call us.
             let why = match foreign {
-                foreign if foreign != 0 && !verify(&text) => Some(Inert::Foreign(foreign)),
+                foreign if foreign != 0 && !verify(&text) => Some(Inert::Foreign),
                 _ if depth == Depth::Silent && !was_stopped => Some(Inert::Later),
                 _ => None,
             };
@@ -172,7 +172,7 @@ pub fn cure(
             }
             if silent_since.is_some() && !verify(&text) {
                 return Ok(Cure::Inert {
-                    why: Inert::Foreign(0),
+                    why: Inert::Foreign,
                     hijacks,
                 });
             }

@@ -1,9 +1,9 @@
 //! The descendants of a recorded process: which are alive, and the shims that they have inherited by fork.
 
 use super::interpreter::Interpreter;
-use super::preflight;
 use super::process::{self, ProcessId};
 use super::session::{self, Cured, cure, regions};
+use super::{chain, preflight};
 use pyheap_injector::infect::Found;
 use std::collections::BTreeMap;
 
@@ -142,11 +142,6 @@ fn cure_one(pid: i32, interpreter: Option<&Interpreter>) -> Option<String> {
         Err(_) if !carries_copy(pid) => None,
         Err(error) => Some(chain(&error)),
     }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]

@@ -38,3 +38,10 @@ pub use interpreter::Interpreter;
 pub use preflight::{Refusal, Target};
 pub use session::{AttachError, Session};
 pub use symbols::Symbols;
+
+/// `error` and its causes in one line.
+#[must_use]
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -680,10 +680,13 @@ fn cure_regions(pid: i32, interpreter: &Interpreter, all: &[Found], how: How<'_>
     let is_clean = |outcome: &Result<Cure, CureError>| matches!(outcome, Ok(Cure::Clean(_)));
     if outcomes.iter().any(is_clean) {
         for (outcome, found) in outcomes.iter_mut().zip(all) {
-            let in_the_way = Inert::Foreign(0);
-            if let Ok(Cure::Inert { why, .. }) = outcome
-                && std::mem::discriminant(why) == std::mem::discriminant(&in_the_way)
-            {
+            if matches!(
+                outcome,
+                Ok(Cure::Inert {
+                    why: Inert::Foreign,
+                    ..
+                })
+            ) {
                 *outcome = cure_one(found);
             }
         }

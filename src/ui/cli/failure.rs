@@ -1,5 +1,6 @@
 //! A failure with its exit code.
 
+pub use crate::attach::chain;
 use std::error::Error;
 use std::fmt;
 
@@ -62,16 +63,4 @@ impl From<crate::attach::AttachError> for Failure {
     fn from(error: crate::attach::AttachError) -> Self {
         Self::new(error.exit_code(), error)
     }
-}
-
-/// `error` and its causes in one line.
-#[must_use]
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }
