@@ -95,7 +95,7 @@ fn main() {
     }
     drop(send);
     let start = Instant::now();
-    resolver.run(&chunks, |_| true, &AtomicU64::new(0), &AtomicBool::new(false));
+    resolver.run(&chunks, |_| {}, |_| true, &AtomicU64::new(0), &AtomicBool::new(false));
     let each = start.elapsed().as_secs_f64() / (CHUNKS * SAMPLES) as f64;
     let samples = pyheap::collect::resolve::lock(&live).sampled;
     assert_eq!(samples, CHUNKS * SAMPLES);

@@ -93,6 +93,12 @@ impl Chunk {
             Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. } | Self::Missed { .. } => 0,
         }
     }
+
+    /// Whether files begin or end with it.
+    #[must_use]
+    pub const fn concerns_files(&self) -> bool {
+        matches!(self, Self::Period { .. } | Self::Save(_) | Self::SaveEnds { .. })
+    }
 }
 
 /// Addresses of what the drain reads.

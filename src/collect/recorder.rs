@@ -35,7 +35,7 @@ use zerocopy::IntoBytes;
 /// Chunks that may wait for the resolver; their bytes are limited as well. These queues are the standard library's: their receivers
 /// sleep at once, where crossbeam's first look again and again, which with dozens of recordings was a sixth of all that pyheap took.
 const QUEUE: usize = 256;
-/// Batches that may wait for the writer: each is made of one chunk.
+/// Batches that may wait for the writer.
 const BATCHES: usize = 16;
 /// The files are brought up to date this often.
 const FLUSH: Duration = Duration::from_millis(500);
@@ -176,6 +176,8 @@ pub struct Recorder {
     last_counters: Counters,
     written_losses: Losses,
     heartbeat: u64,
+    /// How often the shim had switched itself off when we last switched it on again.
+    suspensions: u64,
     /// When [`Recorder::every_second`] was last here.
     last_second: Duration,
     /// How long we were stopped ourselves, in all.
@@ -211,7 +213,7 @@ impl Recorder {
         files: Option<Files>,
         limits: Limits,
         started: Instant,
-        mut tap: Tap,
+        tap: Tap,
     ) -> std::io::Result<Self> {
         // From here on what is read is the target's.
         privileges::drop_unneeded();
@@ -247,14 +249,11 @@ impl Recorder {
         };
         let resolver = {
             let out = to_writer.clone();
-            let send = move |events: Vec<Event>| {
-                tap(&events);
-                out.send(Write::Events(events)).is_ok()
-            };
+            let send = move |events: Vec<Event>| out.send(Write::Events(events)).is_ok();
             let damaged = Arc::clone(&damaged);
             std::thread::Builder::new()
                 .name("resolve".into())
-                .spawn(move || resolver.run(&chunks, send, &waiting, &damaged))?
+                .spawn(move || resolver.run(&chunks, tap, send, &waiting, &damaged))?
         };
         let writer = {
             let writer = Writer {
@@ -299,6 +298,7 @@ impl Recorder {
             last_counters: Counters::default(),
             written_losses: Losses::default(),
             heartbeat: 0,
+            suspensions: 0,
             last_second: Duration::ZERO,
             stood_still: Duration::ZERO,
             memory: MemoryProbe::new(session, limits.company),
@@ -367,9 +367,11 @@ impl Recorder {
             self.rotate();
         }
         let gate = session.control(offset_of!(Control, gate));
-        if memory.read_u64(gate).is_ok_and(|gate| gate == 0) {
+        let suspensions = self.last_counters.suspensions;
+        if suspensions > self.suspensions && memory.read_u64(gate).is_ok_and(|gate| gate == 0) {
             // The ring had been full for so long that the shim took us for gone. We are not: go on. What was allocated
-            // meanwhile was not sampled, which the losses say; what was freed was seen.
+            // meanwhile was not sampled, which the losses say; what was freed was seen. (Whoever else closes the gate means it.)
+            self.suspensions = suspensions;
             let _ = memory.write(gate, &1_u64.to_le_bytes());
         }
         let phase = session.target.interpreter.phase(&memory);

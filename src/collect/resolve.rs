@@ -13,9 +13,9 @@ use pyheap_protocol::record::{self, kind};
 use pyheap_protocol::{domain, ring};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 /// What the writer gets.
@@ -88,6 +88,11 @@ struct Key {
     thread: u32,
 }
 
+/// Events wait so long for others, so that the writer is woken seldom: each time costs more than what it then does. It brings the files
+/// up to date twice a second only.
+const HOLD: Duration = Duration::from_millis(400);
+/// So many events do not wait.
+const MANY: usize = 4096;
 /// So many threads have a trace of their own of one stack in one domain; what others allocate there has no thread.
 const MAX_APART: u32 = 64;
 /// A trace is written with its whole stack, so that of the next thread repeats it. At most so many frames are repeated: some
@@ -165,30 +170,53 @@ impl Resolver {
         }
     }
 
-    /// Works until the drain has ended, handing events to `send` until that says no. Takes the bytes of each chunk off `waiting`
-    /// afterwards. When something makes no sense it says so in `damaged`, and what comes later is not looked at.
+    /// Works until the drain has ended. `see` is shown all events at once; `send` gets them a few times a second, or when there are
+    /// many, until it says no. Takes the bytes of each chunk off `waiting` when it is done with it. A chunk that no shim can
+    /// have written sets `damaged`, and what follows is thrown away.
     pub fn run(
         mut self,
         chunks: &Receiver<Chunk>,
+        mut see: impl FnMut(&[Event]),
         mut send: impl FnMut(Vec<Event>) -> bool,
         waiting: &AtomicU64,
         damaged: &AtomicBool,
     ) {
-        while let Ok(chunk) = chunks.recv() {
-            let bytes = chunk.bytes();
-            let mut events = Vec::new();
-            if !damaged.load(Ordering::Relaxed) && !self.chunk(chunk, &mut events) {
-                damaged.store(true, Ordering::Release);
+        let (mut held, mut since) = (Vec::new(), Instant::now());
+        loop {
+            let chunk = if held.is_empty() {
+                chunks.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                chunks.recv_timeout(HOLD.saturating_sub(since.elapsed()))
+            };
+            let ended = matches!(chunk, Err(RecvTimeoutError::Disconnected));
+            let mut at_once = ended;
+            if let Ok(chunk) = chunk {
+                at_once = chunk.concerns_files();
+                let before = held.len();
+                if before == 0 {
+                    since = Instant::now();
+                }
+                let bytes = chunk.bytes();
+                if !damaged.load(Ordering::Relaxed) && !self.chunk(chunk, &mut held) {
+                    damaged.store(true, Ordering::Release);
+                }
+                waiting.fetch_sub(bytes, Ordering::AcqRel);
+                self.threads.look(&mut held);
+                {
+                    let mut live = lock(&self.live);
+                    live.unresolved = self.names.unresolved;
+                    live.not_kept = self.names.not_kept;
+                    (live.native_stacks_left_out, live.native_stacks_cut) = self.names.native_stack_losses();
+                }
+                if let Some(new @ [_, ..]) = held.get(before..) {
+                    see(new);
+                }
             }
-            waiting.fetch_sub(bytes, Ordering::AcqRel);
-            self.threads.look(&mut events);
-            {
-                let mut live = lock(&self.live);
-                live.unresolved = self.names.unresolved;
-                live.not_kept = self.names.not_kept;
-                (live.native_stacks_left_out, live.native_stacks_cut) = self.names.native_stack_losses();
+            let is_due = at_once || held.len() >= MANY || since.elapsed() >= HOLD;
+            if is_due && !held.is_empty() && !send(std::mem::take(&mut held)) {
+                break;
             }
-            if !events.is_empty() && !send(events) {
+            if ended {
                 break;
             }
         }
@@ -595,7 +623,7 @@ mod tests {
             }
             true
         };
-        resolver.run(&chunks, send, &AtomicU64::new(0), &AtomicBool::new(false));
+        resolver.run(&chunks, |_| {}, send, &AtomicU64::new(0), &AtomicBool::new(false));
         found.into_inner().unwrap()
     }
 

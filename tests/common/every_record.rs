@@ -46,7 +46,7 @@ fn resolved(minor: u8, chunks: Vec<Chunk>) -> (Vec<Event>, bool) {
         events.lock().expect("no one panicked").append(&mut some);
         true
     };
-    resolver.run(&receive, keep, &waiting, &damaged);
+    resolver.run(&receive, |_| {}, keep, &waiting, &damaged);
     assert_eq!(waiting.load(Ordering::Relaxed), 0, "every chunk was taken");
     let live = lock(&live);
     assert!(live.len() as u64 <= 2 * ROOM && live.total.bytes >= 0.0);
