@@ -9,6 +9,7 @@ use common::target::Target;
 use common::{binomial, each_of, pyheap, scratch, skipped, until};
 use nix::sys::signal::Signal;
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory, space};
+use pyheap_protocol::control::native::FFI_CALL;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -52,6 +53,12 @@ fn library() -> Option<&'static Path> {
             String::from_utf8_lossy(&done.stderr)
         );
         std::fs::copy(&library, dir.path().join("copy.so")).expect("room for a copy");
+        let mut command = Command::new("cc");
+        command.args(["-O1", "-shared", "-fPIC", "-nostdlib", "-o"]);
+        let second = command
+            .arg(dir.path().join("ffi.so"))
+            .arg(common::target_script("ffi.c"));
+        assert!(second.status().is_ok_and(|status| status.success()), "ffi.c");
         Some(dir)
     };
     BUILT.get_or_init(build).as_ref().map(tempfile::TempDir::path)
@@ -223,7 +230,12 @@ fn every_byte_is_counted_once_at_period_one() {
 
 /// What is live of mappings by a Python line, in bytes.
 fn mapped(base: &str, site: &Value) -> f64 {
-    let out = pyheap::run(["export", base, "--to", "json", "--domain", "mmap"])
+    by_line(base, site, "mmap")
+}
+
+/// What is live in a domain by a Python line that has called native code, in bytes.
+fn by_line(base: &str, site: &Value, domain: &str) -> f64 {
+    let out = pyheap::run(["export", base, "--to", "json", "--domain", domain])
         .expect_code(0)
         .stdout;
     let export: Value = serde_json::from_str(&out).expect("JSON");
@@ -281,6 +293,111 @@ fn chunks_of_frames_are_blamed_at_the_call_that_needed_them() {
     });
 }
 
+/// Whether what ctypes calls is seen: its `ffi_call` is in a slot that leads to one that is known.
+fn has_ffi_slot(slots: &BTreeMap<u64, (Slot, u64, String)>) -> bool {
+    slots
+        .values()
+        .any(|(slot, _, object)| slot.which == FFI_CALL && object.starts_with("_ctypes."))
+}
+
+/// Addresses that ctypes had before the attach stand in no slot: what it calls by them is blamed at its line none the less, and what it
+/// frees is gone. Its answers are what they always were.
+#[test]
+fn what_ctypes_calls_is_seen_at_its_line() {
+    let name = "what_ctypes_calls_is_seen_at_its_line";
+    on_each(name, &interpreters::named(), |interpreter, library| {
+        let dir = scratch();
+        let base = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+        let mut target = start(interpreter, library, "0.01");
+        // Some slots are bound at the first call.
+        target.ask("CTYPES", "TRUTH");
+        let before = slots(target.pid);
+        let is_seen = has_ffi_slot(&before);
+        let options = ["--native", "--period", "1", "--ring-size", "16MiB", "-v"];
+        let recording = pyheap::record(target.pid, &base("kept"), &options);
+        let truth = target.ask("CTYPES", "TRUTH");
+        let done = recording.interrupt();
+        assert_same(&before, target.pid, &interpreter.name);
+        assert_eq!(truth["wrong"], Value::Array(Vec::new()), "{}", interpreter.name);
+        assert_eq!(
+            done.stderr.contains("through libffi, of _ctypes."),
+            is_seen,
+            "{}: {}",
+            interpreter.name,
+            done.stderr
+        );
+        assert!(
+            !done.stderr.contains("has copied the address"),
+            "{}: {}",
+            interpreter.name,
+            done.stderr
+        );
+        let domain = |facts: &Value| facts["domain"].as_str().expect("a domain").to_owned();
+        for (site, facts) in sites(&truth) {
+            let wanted = if is_seen { facts["bytes"].as_f64() } else { Some(0.0) };
+            let seen = by_line(&base("kept"), facts, &domain(facts));
+            assert_eq!(Some(seen), wanted, "{}: {site}", interpreter.name);
+        }
+        if is_seen {
+            let recording = pyheap::record(target.pid, &base("freed"), &options);
+            target.ask("CTYPES", "TRUTH");
+            target.ask("RELEASE", "DONE");
+            recording.interrupt();
+            assert_same(&before, target.pid, &interpreter.name);
+            // The blocks of this one are lost.
+            for (site, facts) in sites(&truth).filter(|(site, _)| *site != "ctypes_plain") {
+                let left = by_line(&base("freed"), facts, &domain(facts));
+                assert_eq!(left, 0.0, "{}: {site} was freed", interpreter.name);
+            }
+            let info = pyheap::run(["info", &base("freed")]).expect_code(0);
+            assert!(
+                !info.stdout.contains("frees_missed"),
+                "{}: {}",
+                interpreter.name,
+                info.stdout
+            );
+        } else {
+            println!("{}: ctypes calls libffi by no slot", interpreter.name);
+        }
+        target.exit_cleanly();
+    });
+}
+
+/// A library may bring a libffi of its own: calls through both are seen.
+#[test]
+fn two_libffis_in_one_process_are_followed() {
+    let name = "two_libffis_in_one_process_are_followed";
+    let list = interpreters::some(&["deb-3.11", "pyenv-3.12", "musl-3.12"]);
+    on_each(name, &list, |interpreter, library| {
+        let dir = scratch();
+        let base = dir.path().join("run").to_str().expect("UTF-8").to_owned();
+        let mut target = start(interpreter, library, "0.01");
+        target.ask("CTYPES", "TRUTH");
+        target.ask("SECOND", "TRUTH");
+        let before = slots(target.pid);
+        let options = ["--native", "--period", "1", "--ring-size", "16MiB", "-v"];
+        let recording = pyheap::record(target.pid, &base, &options);
+        let first = target.ask("CTYPES", "TRUTH");
+        let second = target.ask("SECOND", "TRUTH");
+        let done = recording.interrupt();
+        assert_same(&before, target.pid, &interpreter.name);
+        assert!(
+            done.stderr.contains(", ffi.so"),
+            "{}: {}",
+            interpreter.name,
+            done.stderr
+        );
+        let is_seen = has_ffi_slot(&before);
+        for (site, facts) in sites(&second).chain(sites(&first).filter(|_| is_seen)) {
+            let domain = facts["domain"].as_str().expect("a domain");
+            let seen = by_line(&base, facts, domain);
+            assert_eq!(Some(seen), facts["bytes"].as_f64(), "{}: {site}", interpreter.name);
+        }
+        target.ask("RELEASE", "DONE");
+        target.exit_cleanly();
+    });
+}
+
 /// What is freed by a pointer that no slot holds does not stay as a leak.
 #[test]
 fn missed_frees_are_found_and_said() {
@@ -331,16 +448,22 @@ fn a_killed_pyheap_leaves_slots_that_are_cured() {
         target.ask("FREE", "TRUTH");
         target.ask("CHURN 10", "DONE");
         target.ask("GO", "TRUTH");
+        target.ask("CTYPES", "TRUTH");
         let before = slots(target.pid);
         let recording = pyheap::record(target.pid, &base, &["--native"]);
+        let meanwhile = slots(target.pid);
+        let is_written = |(at, (slot, was, _)): (&u64, &(Slot, u64, String))| {
+            (slot.which == FFI_CALL) == has_ffi_slot(&before) && meanwhile.get(at).is_some_and(|now| now.1 != *was)
+        };
         assert!(
-            slots(target.pid).values().ne(before.values()),
+            before.iter().any(is_written),
             "{}: no slot was written",
             interpreter.name
         );
         recording.signal(Signal::SIGKILL);
         recording.finish(common::DEADLINE);
         target.ask("FREE", "TRUTH");
+        target.ask("RELEASE", "DONE");
         pyheap::run(["cure", &target.pid.to_string()])
             .expect_code(0)
             .expect_stderr("clean again");

@@ -85,15 +85,21 @@ pub struct ShimHeader {
     pub native_wrappers: [u64; native::COUNT],
     /// The wrapper of `mmap` for the interpreter's own calls, see [`ARENA_BYTES`].
     pub chunk_mmap: u64,
+    /// The wrappers of `ffi_call`, one for each library that has one.
+    pub ffi_wrappers: [u64; native::FFI_COUNT],
 }
-const _: () = assert!(size_of::<ShimHeader>() == 288 + 8 + 8 * native::COUNT + 8);
+const _: () = assert!(size_of::<ShimHeader>() == 288 + 8 + 8 * native::COUNT + 8 + 8 * native::FFI_COUNT);
 
-/// The functions of the C library that have wrappers.
+/// The functions of the C library that have wrappers, and libffi's.
 pub mod native {
-    /// Their number.
+    /// The number of those of the C library.
     pub const COUNT: usize = 13;
-    /// Their names; the wrapper of a function is known by its place here.
-    pub const NAMES: [&str; COUNT] = [
+    /// How many libffis in a process have a wrapper: a wheel may bring its own beside the system's.
+    pub const FFI_COUNT: usize = 2;
+    /// The number of all wrappers.
+    pub const ALL: usize = COUNT + FFI_COUNT;
+    /// Their names; the wrapper of a function is known by its place here. The wrappers of the other libffis follow.
+    pub const NAMES: [&str; COUNT + 1] = [
         "malloc",
         "calloc",
         "realloc",
@@ -107,6 +113,7 @@ pub mod native {
         "mmap",
         "munmap",
         "mremap",
+        "ffi_call",
     ];
     /// The first that is about mappings.
     pub const FIRST_MAPPING: usize = MMAP;
@@ -136,6 +143,8 @@ pub mod native {
     pub const MUNMAP: usize = 11;
     /// `mremap`
     pub const MREMAP: usize = 12;
+    /// `ffi_call`, through which ctypes and cffi call what the loader was asked for.
+    pub const FFI_CALL: usize = COUNT;
 }
 
 /// What the wrappers of the C library's functions pass on to. Written by the host before it puts any of them into place; on
@@ -147,7 +156,14 @@ pub struct Native {
     pub functions: [u64; native::COUNT],
     /// 1 once the host has begun to put wrappers into place.
     pub used: u64,
+    /// What the wrappers of `ffi_call` pass on to; 1 where there is none.
+    pub ffi_calls: [u64; native::FFI_COUNT],
+    /// Other addresses that lead to these functions: a program's that is not position-independent; 1 where there is none.
+    pub aliases: [u64; native::COUNT],
 }
+const _: () = assert!(size_of::<Native>() == 8 * (2 * native::COUNT + 1 + native::FFI_COUNT));
+/// Its bytes up to and with `used`: all that shims before [`crate::FIRST_FFI`] have.
+pub const OLDEST_NATIVE_BYTES: usize = core::mem::offset_of!(Native, ffi_calls);
 
 /// One `PyMemAllocatorEx` of CPython.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]

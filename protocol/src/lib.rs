@@ -30,7 +30,7 @@ pub use control::{
 };
 
 /// Version of everything in this crate.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 
 /// The oldest version that follows the rules above.
 pub const OLDEST_CURABLE: u32 = 2;
@@ -47,6 +47,9 @@ pub const FIRST_NATIVE: u32 = 4;
 
 /// The first version whose shim has a wrapper of `mmap` for the interpreter's own calls.
 pub const FIRST_CHUNKS: u32 = 6;
+
+/// The first version whose shim has wrappers of `ffi_call`.
+pub const FIRST_FFI: u32 = 7;
 
 /// Allocator domains: those of CPython, as `PyMemAllocatorDomain` numbers them, and what passes them by.
 pub mod domain {

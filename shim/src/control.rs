@@ -1,5 +1,6 @@
 //! The image's header, and the two routines that the host runs by hijack: start and stop.
 
+use crate::ffi;
 use crate::hooks;
 use crate::native::{self, NATIVE};
 use crate::sampler;
@@ -28,6 +29,7 @@ pub struct Header {
     native: *const native::Kept,
     native_wrappers: [Code; native_functions::COUNT],
     chunk_mmap: Code,
+    ffi_wrappers: [Code; native_functions::FFI_COUNT],
 }
 // SAFETY: never written.
 unsafe impl Sync for Header {}
@@ -35,6 +37,7 @@ const _: () = assert!(size_of::<Header>() == size_of::<ShimHeader>());
 const _: () = assert!(offset_of!(Header, wrappers) == offset_of!(ShimHeader, wrappers));
 const _: () = assert!(offset_of!(Header, native) == offset_of!(ShimHeader, native));
 const _: () = assert!(offset_of!(Header, chunk_mmap) == offset_of!(ShimHeader, chunk_mmap));
+const _: () = assert!(offset_of!(Header, ffi_wrappers) == offset_of!(ShimHeader, ffi_wrappers));
 
 /// The only symbol of the image.
 #[unsafe(no_mangle)]
@@ -59,6 +62,7 @@ pub static pyheap_shim: Header = Header {
     native: &raw const NATIVE,
     native_wrappers: native::WRAPPERS,
     chunk_mmap: native::CHUNK_MMAP,
+    ffi_wrappers: ffi::WRAPPERS,
 };
 
 /// `PyMem_GetAllocator` and `PyMem_SetAllocator`.

@@ -181,8 +181,12 @@ fn claim_slot(thread: u64) -> &'static SlotWords {
 }
 
 /// Takes `size` off the thread's stream. When that passed a mark: the period under which the distance was drawn.
+/// Nothing for a size that no allocator has: as a number with a sign it would put the next mark out of reach.
 #[inline(always)]
 pub fn takes_mark(mine: &SlotWords, size: usize) -> Option<u64> {
+    if size > isize::MAX as usize {
+        return None;
+    }
     let left = mine.countdown.load(Ordering::Relaxed).wrapping_sub(size as i64);
     if left > 0 {
         mine.countdown.store(left, Ordering::Relaxed);

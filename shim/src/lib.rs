@@ -22,6 +22,7 @@
 mod control;
 #[cfg(test)]
 mod counts;
+mod ffi;
 mod frames;
 mod hooks;
 mod live;

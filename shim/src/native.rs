@@ -20,12 +20,12 @@ use pyheap_protocol::control::{ARENA_BYTES, Control, Native, Slot};
 use pyheap_protocol::domain::{MALLOC, MMAP};
 use pyheap_protocol::record::Entry;
 
-type Code = *const ();
-type Block = *mut u8;
+pub type Code = *const ();
+pub type Block = *mut u8;
 
 /// Ordinary memory, inherited by forked children; written by the host alone.
 #[repr(C, align(64))]
-pub struct Kept(UnsafeCell<Native>);
+pub struct Kept(pub(crate) UnsafeCell<Native>);
 // SAFETY: read by single words, which the host has written before any wrapper that reads them can be called.
 unsafe impl Sync for Kept {}
 
@@ -33,6 +33,8 @@ unsafe impl Sync for Kept {}
 pub static NATIVE: Kept = Kept(UnsafeCell::new(Native {
     functions: [1; number::COUNT],
     used: 0,
+    ffi_calls: [1; number::FFI_COUNT],
+    aliases: [1; number::COUNT],
 }));
 
 /// The wrappers, in the order of [`number::NAMES`].
@@ -57,7 +59,7 @@ pub const CHUNK_MMAP: Code = chunk_mmap as Code;
 
 /// The address of function number `WHICH`, as the host has found it.
 #[inline(always)]
-fn original<const WHICH: usize>() -> Code {
+fn address<const WHICH: usize>() -> Code {
     const { assert!(WHICH < number::COUNT) };
     // SAFETY: within the table by the assertion.
     unsafe { NATIVE.0.get().cast::<Code>().add(WHICH).read_volatile() }
@@ -68,7 +70,7 @@ macro_rules! original {
     ($which:ident, $type:ty) => {{
         // SAFETY: the host has found this address in the slots of objects that call it as the C library's function of that
         // name, whose signature this is.
-        unsafe { transmute::<Code, $type>(original::<{ number::$which }>()) }
+        unsafe { transmute::<Code, $type>(address::<{ number::$which }>()) }
     }};
 }
 
@@ -114,7 +116,9 @@ macro_rules! save_entry {
 }
 
 /// Where a wrapper was entered; on the calling thread's own stack, until the slow path returns.
-type From<'a> = &'a Entry;
+pub type From<'a> = &'a Entry;
+
+pub(crate) use {own_line, save_entry, way};
 
 /// A wrapper whose request is `$size` (assembly that leaves it in a register, named `$taken`). `$entry` is the register of the
 /// slow path's last argument.
@@ -179,7 +183,7 @@ allocating!(pvalloc, PVALLOC, pvalloc_slow, pvalloc_way, "rsi", "", "rdi");
 
 /// Enters a block that has passed a mark and is there.
 #[inline(always)]
-fn entered(block: Block, size: usize, mark: Option<u64>, me: u64, from: From<'_>) -> Block {
+pub fn entered(block: Block, size: usize, mark: Option<u64>, me: u64, from: From<'_>) -> Block {
     if let (Some(period), false) = (mark, block.is_null()) {
         sample::enter_from(block as u64, size as u64, MALLOC, me, period, Some(from));
     }
@@ -305,7 +309,7 @@ moving!(
 );
 
 /// This one may be of a sampled block; nothing was taken off yet.
-extern "C" fn realloc_slow(old: Block, size: usize, from: From<'_>) -> Block {
+pub extern "C" fn realloc_slow(old: Block, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     let mark = takes_mark(my_slot(thread()), size);
     let realloc = original!(REALLOC, extern "C" fn(Block, usize) -> Block);
@@ -320,7 +324,7 @@ extern "C" fn realloc_marked(old: Block, size: usize, from: From<'_>) -> Block {
     moved(old, size, mark, from, || realloc(old, size))
 }
 
-extern "C" fn reallocarray_slow(old: Block, count: usize, size: usize, from: From<'_>) -> Block {
+pub extern "C" fn reallocarray_slow(old: Block, count: usize, size: usize, from: From<'_>) -> Block {
     let _in = InFlight::new();
     // A product that overflows is refused by the original.
     let bytes = count.saturating_mul(size);
@@ -454,7 +458,7 @@ fn marked_from(least: u64, len: u64, me: u64) -> Option<u64> {
     }
 }
 
-extern "C" fn mmap_slow(
+pub extern "C" fn mmap_slow(
     address: u64,
     len: u64,
     protection: u64,
@@ -531,7 +535,7 @@ fn leave_mapping(address: u64, me: u64) -> Option<sample::Left> {
 }
 
 /// What is left of a mapping whose beginning goes is a new one, further up.
-extern "C" fn munmap_slow(address: u64, len: u64, from: From<'_>) -> i32 {
+pub extern "C" fn munmap_slow(address: u64, len: u64, from: From<'_>) -> i32 {
     let _in = InFlight::new();
     let me = thread();
     let was = leave_mapping(address, me);
@@ -578,7 +582,7 @@ way!(mremap_way, mremap_slow, "r9");
 
 type Remap = extern "C" fn(u64, u64, u64, u64, u64) -> u64;
 
-extern "C" fn mremap_slow(old: u64, old_len: u64, len: u64, flags: u64, place: u64, from: From<'_>) -> u64 {
+pub extern "C" fn mremap_slow(old: u64, old_len: u64, len: u64, flags: u64, place: u64, from: From<'_>) -> u64 {
     let _in = InFlight::new();
     let me = thread();
     let was = leave_mapping(old, me);

@@ -1,4 +1,4 @@
-//! The C library's allocating functions: their wrappers into the slots of the loaded objects, and out again.
+//! The C library's allocating functions, and libffi's `ffi_call`: their wrappers into the slots of the loaded objects, and out again.
 //!
 //! A slot is written by one aligned store of eight bytes, through `/proc/PID/mem`, which reaches the pages that the loader has
 //! made read-only. It is written only while it holds the very function that the wrapper passes on to (or leads to the loader,
@@ -13,9 +13,11 @@ use super::slots::{FileId, Object, Place, Slot, places};
 use crate::attach::interpreter::Interpreter;
 use procfs::process::{MMPermissions, MemoryMap};
 use pyheap_injector::{MemoryError, ProcessMemory, RemoteAddr, RemoteMemory, observe, space};
-use pyheap_protocol::control::native::{COUNT, FIRST_MAPPING, MALLOC, MMAP, NAMES, REALLOC, REALLOCARRAY};
-use pyheap_protocol::control::{Control, Identity, Native as Table, Originals, ShimHeader};
-use pyheap_protocol::{FIRST_CHUNKS, FIRST_NATIVE};
+use pyheap_protocol::control::native::{
+    ALL, COUNT, FFI_CALL, FIRST_MAPPING, MALLOC, MMAP, NAMES, REALLOC, REALLOCARRAY,
+};
+use pyheap_protocol::control::{Control, Identity, Native as Table, OLDEST_NATIVE_BYTES, Originals, ShimHeader};
+use pyheap_protocol::{FIRST_CHUNKS, FIRST_FFI, FIRST_NATIVE};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::mem::offset_of;
@@ -51,6 +53,8 @@ pub struct Coverage {
     pub slots: usize,
     /// Functions that no object calls, or that are not known without doubt.
     pub functions_left_out: Vec<&'static str>,
+    /// Objects of which the calls through libffi are seen, by name.
+    pub through_ffi: Vec<String>,
     /// The object that `malloc` is in.
     pub allocator: Option<String>,
     /// It is the GNU C library's own.
@@ -64,9 +68,12 @@ pub struct Coverage {
 struct Shim {
     /// Address of the [`Table`].
     table: u64,
-    wrappers: [u64; COUNT],
+    /// Those of the C library's functions, then those of `ffi_call`; 0 for what an older shim has not.
+    wrappers: [u64; ALL],
     /// The one of `mmap` for the interpreter; 0 in an older shim.
     chunk_mmap: u64,
+    /// How much of the [`Table`] there is.
+    table_bytes: usize,
 }
 
 impl Shim {
@@ -79,9 +86,20 @@ impl Shim {
         let header = ShimHeader::read_from_bytes(&bytes.ok()?).ok()?;
         let region = identity.base..identity.base.saturating_add(identity.len);
         let is_sane = region.contains(&header.native) && header.native.is_multiple_of(8);
+        let has_ffi = identity.protocol >= FIRST_FFI;
+        let mut wrappers = [0; ALL];
+        let ffi = header.ffi_wrappers.iter().filter(|_| has_ffi);
+        for (place, &wrapper) in wrappers.iter_mut().zip(header.native_wrappers.iter().chain(ffi)) {
+            *place = wrapper;
+        }
         is_sane.then_some(Self {
             table: header.native,
-            wrappers: header.native_wrappers,
+            wrappers,
+            table_bytes: if has_ffi {
+                size_of::<Table>()
+            } else {
+                OLDEST_NATIVE_BYTES
+            },
             chunk_mmap: if identity.protocol < FIRST_CHUNKS {
                 0
             } else {
@@ -91,14 +109,29 @@ impl Shim {
     }
 
     fn table(&self, memory: &ProcessMemory) -> Option<Table> {
-        let bytes: [u8; size_of::<Table>()] = memory.read_array(RemoteAddr(self.table)).ok()?;
+        let mut bytes = [0; size_of::<Table>()];
+        memory
+            .read_into(RemoteAddr(self.table), bytes.get_mut(..self.table_bytes)?)
+            .ok()?;
         Table::read_from_bytes(&bytes).ok()
+    }
+
+    /// Where the shim finds what wrapper number `which` passes on to.
+    fn original_at(&self, which: usize) -> u64 {
+        let offset = match which.checked_sub(COUNT) {
+            None => offset_of!(Table, functions) + which * 8,
+            Some(number) => offset_of!(Table, ffi_calls) + number * 8,
+        };
+        self.table + offset as u64
     }
 
     /// Whose wrapper `value` is.
     fn wrapped(&self, value: u64) -> Option<usize> {
+        if value == 0 {
+            return None;
+        }
         let place = self.wrappers.iter().position(|&wrapper| wrapper == value);
-        place.or((value == self.chunk_mmap && value != 0).then_some(MMAP))
+        place.or((value == self.chunk_mmap).then_some(MMAP))
     }
 }
 
@@ -108,8 +141,11 @@ enum Part {
     All,
     /// It is the C library: what that maps for itself is not a program's memory.
     AllButMappings,
-    /// It is the interpreter: what it asks of `malloc` is Python's raw domain. Its `mmap` has a wrapper of its own.
+    /// It is the interpreter: what it asks of `malloc` is Python's raw domain. Its `mmap` has a wrapper of its own. Its
+    /// `ffi_call` is that of a ctypes that is a part of it.
     Mappings,
+    /// It is the interpreter of a Python whose mappings are arenas only.
+    Ffi,
     Nothing,
 }
 
@@ -119,8 +155,14 @@ impl Part {
             Self::All => true,
             Self::AllButMappings => which < FIRST_MAPPING,
             Self::Mappings => which >= FIRST_MAPPING,
+            Self::Ffi => which == FFI_CALL,
             Self::Nothing => false,
         }
+    }
+
+    /// It is the interpreter's.
+    fn is_interpreter(self) -> bool {
+        matches!(self, Self::Mappings | Self::Ffi)
     }
 }
 
@@ -145,7 +187,10 @@ pub struct Native {
     loader: u64,
     /// Functions of Python's raw, mem and obj domains: an object that one of them is in is counted there.
     python: Vec<u64>,
-    originals: [Option<u64>; COUNT],
+    /// In the order of the wrappers.
+    originals: [Option<u64>; ALL],
+    /// Other addresses that lead there, as the shim knows them.
+    aliases: [Option<u64>; COUNT],
     objects: HashMap<Place, Option<Known>>,
     unloaded: HashSet<FileId>,
     /// What the slots with wrappers held before.
@@ -200,7 +245,8 @@ impl Native {
             has_chunks: (interpreter.version.major, interpreter.version.minor) >= FIRST_WITH_CHUNKS,
             loader: loader(pid),
             python: python.collect(),
-            originals: [None; COUNT],
+            originals: [None; ALL],
+            aliases: [None; COUNT],
             objects: HashMap::new(),
             unloaded: HashSet::new(),
             saved: BTreeMap::new(),
@@ -223,12 +269,12 @@ impl Native {
         self.forget_unloaded(&maps);
         self.meet_new(&maps);
         self.find_originals()?;
-        for place in self.ready(|part| !matches!(part, Part::Nothing | Part::Mappings)) {
+        for place in self.ready(|part| part != Part::Nothing && !part.is_interpreter()) {
             self.see_to(&place)?;
         }
-        // The interpreter's mappings are seen beside native code, not instead of it.
+        // What the interpreter calls is seen beside native code, not instead of it.
         if !self.saved.is_empty() {
-            for place in self.ready(|part| part == Part::Mappings) {
+            for place in self.ready(Part::is_interpreter) {
                 self.see_to(&place)?;
             }
         }
@@ -305,7 +351,7 @@ impl Native {
         match (is_unsafe || is_allocator || holds(self.loader), holds(self.interpreter)) {
             (true, _) => Part::Nothing,
             (false, true) if self.has_chunks => Part::Mappings,
-            (false, true) => Part::Nothing,
+            (false, true) => Part::Ffi,
             (false, false) if has_python => Part::Nothing,
             (false, false) if object.is_libc => Part::AllButMappings,
             (false, false) => Part::All,
@@ -314,18 +360,37 @@ impl Native {
 
     /// Finds the functions that are not known yet, and tells the shim.
     fn find_originals(&mut self) -> Result<(), NativeError> {
-        for which in 0..COUNT {
-            if self.originals.get(which).is_some_and(Option::is_some) {
+        for which in 0..ALL {
+            if self.original(which).is_some() {
                 continue;
             }
-            let Some(address) = self.resolve(which) else { continue };
-            let at = self.shim.table + (offset_of!(Table, functions) + which * 8) as u64;
+            let address = if which < FFI_CALL {
+                self.resolve(which)
+            } else {
+                self.resolve_ffi()
+            };
+            let Some(address) = address else { continue };
+            let at = self.shim.original_at(which);
             self.memory.write(RemoteAddr(at), &address.to_le_bytes())?;
             if let Some(place) = self.originals.get_mut(which) {
                 *place = Some(address);
             }
         }
+        for which in 0..COUNT {
+            let alias = self.original(which).and_then(|_| self.stand_in(which));
+            let Some(place) = self.aliases.get_mut(which).filter(|known| **known != alias) else {
+                continue;
+            };
+            let at = self.shim.table + (offset_of!(Table, aliases) + which * 8) as u64;
+            self.memory.write(RemoteAddr(at), &alias.unwrap_or(1).to_le_bytes())?;
+            *place = alias;
+        }
         Ok(())
+    }
+
+    /// What wrapper number `which` passes on to.
+    fn original(&self, which: usize) -> Option<u64> {
+        self.originals.get(which).copied().flatten()
     }
 
     fn known(&self) -> impl Iterator<Item = &Known> {
@@ -373,6 +438,42 @@ impl Native {
         (!is_thin(object)).then_some(address)
     }
 
+    /// An `ffi_call` that objects call and no wrapper passes on to yet: that of most of them. A library may have brought its own.
+    fn resolve_ffi(&self) -> Option<u64> {
+        // What a libffi calls of itself counts only where nobody else calls it.
+        const BY_OTHERS: usize = MAX_OBJECTS;
+        let definitions = self.definitions(FFI_CALL);
+        let mut votes: HashMap<u64, usize> = HashMap::new();
+        for known in self.known() {
+            for slot in known.object.slots.iter().filter(|slot| slot.which == FFI_CALL) {
+                let value = self.memory.read_u64(RemoteAddr(slot.at)).unwrap_or(0);
+                let address = match definitions.as_slice() {
+                    &[(_, only)] => only,
+                    _ => value,
+                };
+                if definitions.iter().any(|&(_, defined)| defined == address) {
+                    let is_own = known.object.range.contains(&address);
+                    *votes.entry(address).or_default() += if is_own { 1 } else { BY_OTHERS };
+                }
+            }
+        }
+        votes.retain(|&address, _| !self.originals.contains(&Some(address)));
+        let elected = votes.into_iter().max_by_key(|&(address, votes)| (votes, address));
+        elected.map(|(address, _)| address)
+    }
+
+    /// Whose wrapper belongs into a slot that holds `value`.
+    fn wrapper_for(&self, slot: Slot, value: u64) -> usize {
+        if slot.which != FFI_CALL {
+            return slot.which;
+        }
+        let is_its = |which: &usize| {
+            self.original(*which) == Some(value)
+                || self.shim.wrappers.get(*which).is_some_and(|&wrapper| wrapper == value)
+        };
+        (FFI_CALL..ALL).find(is_its).unwrap_or(FFI_CALL)
+    }
+
     /// Puts wrappers into the slots of an object, and finds out whether it is still the one that had them.
     fn see_to(&mut self, place: &Place) -> Result<(), NativeError> {
         let Some(Some(known)) = self.objects.get(place) else {
@@ -396,22 +497,23 @@ impl Native {
 
     /// Puts a wrapper into a slot, if it holds what the wrapper passes on to.
     fn put(&mut self, slot: Slot, range: &Range<u64>, part: Part) -> Result<(), NativeError> {
-        let wrapper = match (part, slot.which) {
+        // Gone, if it cannot be read.
+        let Ok(value) = self.memory.read_u64(RemoteAddr(slot.at)) else {
+            return Ok(());
+        };
+        let which = self.wrapper_for(slot, value);
+        let wrapper = match (part, which) {
             (Part::Mappings, MMAP) => Some(self.shim.chunk_mmap),
             (_, which) => self.shim.wrappers.get(which).copied(),
         };
-        let (Some(Some(original)), Some(wrapper)) = (self.originals.get(slot.which).copied(), wrapper) else {
-            return Ok(());
-        };
-        // Gone, if it cannot be read.
-        let Ok(value) = self.memory.read_u64(RemoteAddr(slot.at)) else {
+        let (Some(original), Some(wrapper)) = (self.original(which), wrapper) else {
             return Ok(());
         };
         if value == wrapper {
             self.saved.entry(slot.at).or_insert(original);
             return Ok(());
         }
-        let is_stand_in = || self.stand_in(slot.which) == Some(value);
+        let is_stand_in = || slot.which != FFI_CALL && self.stand_in(slot.which) == Some(value);
         if self.saved.len() >= MAX_SLOTS {
             return Ok(());
         }
@@ -439,7 +541,9 @@ impl Native {
         const PUSH: u8 = 0x68;
         const LANDING_PAD: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
         let Some(number) = slot.lazy else { return false };
-        if !range.contains(&value) || self.definitions(slot.which).len() != 1 {
+        let original = self.original(slot.which);
+        let is_only = matches!(self.definitions(slot.which).as_slice(), &[(_, only)] if Some(only) == original);
+        if !range.contains(&value) || !is_only {
             return false;
         }
         let Ok(code) = self.memory.read_array::<9>(RemoteAddr(value)) else {
@@ -461,6 +565,16 @@ impl Native {
     pub fn coverage(&self) -> Coverage {
         let has_wrapper = |known: &&Known| self.saved.range(known.object.range.clone()).next().is_some();
         let missing = |&(_, original): &(&str, &Option<u64>)| original.is_none();
+        let calls_ffi = |known: &&Known| {
+            let mut slots = known.object.slots.iter().filter(|slot| slot.which == FFI_CALL);
+            slots.any(|slot| self.saved.contains_key(&slot.at))
+        };
+        let mut through_ffi: Vec<String> = self
+            .known()
+            .filter(calls_ffi)
+            .map(|known| known.object.name.clone())
+            .collect();
+        through_ffi.sort_unstable();
         let malloc = self.originals.get(MALLOC).copied().flatten();
         let allocator = self
             .known()
@@ -474,6 +588,7 @@ impl Native {
                 .filter(missing)
                 .map(|(name, _)| name)
                 .collect(),
+            through_ffi,
             allocator: allocator.map(|known| known.object.name.clone()),
             is_glibc: allocator.is_some_and(|known| known.object.is_libc && known.object.name.starts_with("libc")),
             unloaded: self.unloaded.len(),
@@ -540,7 +655,8 @@ pub fn restore(memory: &ProcessMemory, identity: &Identity) -> Result<bool, Nati
             let Some(which) = shim.wrapped(value) else { continue };
             // A call goes to the function; who takes its address gets that of the program's stand-in.
             let taken = stand_in(which).filter(|_| slot.lazy.is_none());
-            if let Some(original) = taken.or(table.functions.get(which).copied()) {
+            let mut functions = table.functions.iter().chain(&table.ffi_calls);
+            if let Some(original) = taken.or(functions.nth(which).copied()) {
                 found |= take_back(memory, &file, &shim, slot.at, original);
             }
         }

@@ -8,7 +8,7 @@ use super::elf::{Dynamic, ElfFile};
 use super::process::printable;
 use procfs::process::{MMPermissions, MMapPath, MemoryMap};
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};
-use pyheap_protocol::control::native::{COUNT, NAMES};
+use pyheap_protocol::control::native::NAMES;
 use std::ops::Range;
 use std::path::Path;
 
@@ -55,10 +55,10 @@ pub struct Object {
     /// Its slots of the functions in [`NAMES`].
     pub slots: Vec<Slot>,
     /// Where it defines these functions itself.
-    pub defines: [Option<u64>; COUNT],
+    pub defines: [Option<u64>; NAMES.len()],
     /// Where a program that is not position-independent has its own stand-in for these functions: whoever takes the function's
     /// address gets that one's.
-    pub stand_ins: [Option<u64>; COUNT],
+    pub stand_ins: [Option<u64>; NAMES.len()],
     /// It is the C library.
     pub is_libc: bool,
 }
@@ -105,7 +105,7 @@ impl Object {
             range: range.clone(),
             bias,
         };
-        let mut stand_ins = [None; COUNT];
+        let mut stand_ins = [None; NAMES.len()];
         let slots = relocations.slots(memory, &mut stand_ins)?;
         Some(Self {
             name,
@@ -148,7 +148,7 @@ impl Relocations<'_> {
         memory.read_vec(RemoteAddr(address), usize::try_from(len).ok()?).ok()
     }
 
-    fn slots(&self, memory: &ProcessMemory, stand_ins: &mut [Option<u64>; COUNT]) -> Option<Vec<Slot>> {
+    fn slots(&self, memory: &ProcessMemory, stand_ins: &mut [Option<u64>; NAMES.len()]) -> Option<Vec<Slot>> {
         const X86_64_64: u32 = 1;
         const GLOB_DAT: u32 = 6;
         const JUMP_SLOT: u32 = 7;

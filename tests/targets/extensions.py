@@ -9,6 +9,7 @@ CASE     numpy        arrays that are kept: their data is malloc's before numpy 
          selectolax   0.3.13: a parser's selectors are never given back (its issue 90)
          tokenizers   0.19.1: a model's cache keeps each text that it has seen, in calls that release the GIL (its issue 1539)
          library      mappings by a C library's function that ctypes calls (LIBRARY, native.c, in the environment), for scripts/native-leaks
+         ctypes       mappings by ctypes itself
 
 TRUTH's sites are as in accuracy.py, with "domain"; "sizes" only where it is known.
 """
@@ -99,6 +100,20 @@ def library_case():
     return work, lambda count: {"map": (2 << 20, count)}
 
 
+def ctypes_case():
+    # Looked up once, long before anybody attaches.
+    call = ctypes.CDLL(None).mmap
+    call.restype, call.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+
+    def work(count):
+        size = 2 << 20
+        for _ in range(count):
+            place = call(None, size, 3, 0x22, -1, 0)  # SITE call
+            ctypes.memset(place, 1, size)
+
+    return work, lambda count: {"call": (2 << 20, count)}
+
+
 def main():
     case = sys.argv[1]
     work, kept = globals()[case + "_case"]()
@@ -116,7 +131,7 @@ def main():
         after = given_out()
         sites = {}
         for name, known in kept(int(rest[0])).items():
-            site = {"file": HERE, "line": lines[name], "domain": "mmap" if case == "library" else "malloc"}
+            site = {"file": HERE, "line": lines[name], "domain": "mmap" if case in ("library", "ctypes") else "malloc"}
             if known:
                 site.update(sizes={known[0]: known[1]}, bytes=known[0] * known[1], count=known[1])
             sites[name] = site

@@ -8,6 +8,9 @@
     -> CHURN N      N rounds of malloc and free       <- DONE {}
     -> ELSEWHERE    free every other block of site_calloc by a pointer that the loader was asked for  <- DONE {}
     -> LOOP         load and unload COPY.so all the time, in a thread of its own; again: end that   <- DONE {"loads"}
+    -> CTYPES       allocate by functions of the C library that ctypes has looked up at the start  <- TRUTH {"sites": {...}, "wrong": [...]}
+    -> SECOND       the same through another libffi, ffi.so beside LIBRARY  <- TRUTH {"sites": {...}}
+    -> RELEASE      free all that by such functions   <- DONE {}
     -> COPY         copy malloc's address             <- DONE {}
     -> USE          call what was copied              <- DONE {}
     -> DEEP N       eight threads that recurse N deep and stay there, and two mappings by the module mmap  <- TRUTH {"threads", "sites": [...]}
@@ -159,10 +162,118 @@ def give_back():
 
 def free_elsewhere():
     out, native, size, unmap = SITES["site_calloc"]
-    free = ctypes.CDLL(None).free
+    WITH.free_by(ctypes.CDLL(None).free, out, ctypes.c_long(len(out)))
     for at in range(0, len(out), 2):
-        free(ctypes.c_void_p(out[at]))
         out[at] = None
+
+
+class Foreign:
+    """Calls of the C library by ctypes itself: nobody's slot has these addresses."""
+    ADDRESS = 0x50000000
+
+    def __init__(self):
+        self.library = ctypes.CDLL(None, use_errno=True)
+        self.blocks, self.maps, self.sites = [], [], {}
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self.malloc = self.function("malloc", pointer, size)
+        self.calloc = self.function("calloc", pointer, size, size)
+        self.realloc = self.function("realloc", pointer, pointer, size)
+        self.posix_memalign = self.function("posix_memalign", number, pointer, size, size)
+        self.aligned_alloc = self.function("aligned_alloc", pointer, size, size)
+        self.free = self.function("free", None, pointer)
+        self.mmap = self.function("mmap", pointer, pointer, size, number, number, number, ctypes.c_long)
+        self.mremap = self.function("mremap", pointer, pointer, size, size, number)
+        self.munmap = self.function("munmap", number, pointer, size)
+        self.plain_malloc, self.plain_mmap = self.library["malloc"], self.library["mmap"]
+
+    def function(self, name, answer, *arguments):
+        found = self.library[name]
+        found.restype, found.argtypes = answer, arguments
+        return found
+
+    def site(self, name, domain, size):
+        bytes_, count, _ = self.sites.get(name, (0, 0, domain))
+        self.sites[name] = (bytes_ + size, count + 1, domain)
+
+    def allocate(self):
+        self.sites = {}
+        for _ in range(50):
+            self.blocks.append(self.malloc(3000))  # SITE ctypes_malloc
+            self.site("ctypes_malloc", "malloc", 3000)
+            self.blocks.append(self.calloc(10, 500))  # SITE ctypes_calloc
+            self.site("ctypes_calloc", "malloc", 5000)
+            block = self.realloc(None, 200)
+            self.blocks.append(self.realloc(block, 70000))  # SITE ctypes_realloc
+            self.site("ctypes_realloc", "malloc", 70000)
+            place = ctypes.c_void_p()
+            self.posix_memalign(ctypes.addressof(place), 64, 700)  # SITE ctypes_posix_memalign
+            self.site("ctypes_posix_memalign", "malloc", 700)
+            self.blocks.append(place.value)
+            self.blocks.append(self.aligned_alloc(64, 6400))  # SITE ctypes_aligned_alloc
+            self.site("ctypes_aligned_alloc", "malloc", 6400)
+            # Neither types of arguments nor one of the answer: what is left of that cannot be freed.
+            self.plain_malloc(900)  # SITE ctypes_plain
+            self.site("ctypes_plain", "malloc", 900)
+        for _ in range(10):
+            self.maps.append((self.mmap(None, 2 * MIB, 3, 0x22, -1, 0), 2 * MIB))  # SITE ctypes_mmap
+            self.site("ctypes_mmap", "mmap", 2 * MIB)
+            old = self.mmap(None, MIB, 3, 0x22, -1, 0)
+            self.maps.append((self.mremap(old, MIB, 4 * MIB, 1), 4 * MIB))  # SITE ctypes_mremap
+            self.site("ctypes_mremap", "mmap", 4 * MIB)
+
+    def second(self):
+        library = ctypes.CDLL(os.path.join(os.path.dirname(sys.argv[1]), "ffi.so"))
+        out = (ctypes.c_void_p * 40)()
+        library.site_second(self.malloc, out, ctypes.c_long(40), ctypes.c_size_t(6000))  # SITE second
+        self.blocks += list(out)
+        return {"sites": {"second": {"bytes": 40 * 6000, "count": 40, "file": HERE, "line": site_lines(HERE)["second"], "domain": "malloc"}}}
+
+    def release(self):
+        for block in self.blocks:
+            self.free(block)
+        for place, size in self.maps:
+            if self.munmap(place, size) != 0:
+                raise OSError("munmap")
+        self.blocks, self.maps = [], []
+
+    def wrong(self):
+        """What such calls answer and leave in errno is what it always was."""
+        wrong = []
+
+        def expect(what, value, wanted):
+            if value != wanted:
+                wrong.append("%s is %r and not %r" % (what, value, wanted))
+
+        failed = ctypes.c_void_p(-1).value
+        ctypes.set_errno(0)
+        expect("a mapping that is too large", self.mmap(None, 1 << 60, 3, 0x22, -1, 0), failed)
+        expect("its errno", ctypes.get_errno(), 12)
+        expect("an odd alignment", self.posix_memalign(ctypes.addressof(ctypes.c_void_p()), 3, 100), 22)
+        expect("unmapping what is odd", self.munmap(1, 4096), -1)
+        expect("its errno", ctypes.get_errno(), 22)
+        # Answers and arguments that are narrower than a word, one argument too many, and one that is no integer.
+        plain = self.plain_mmap
+        for more in ((), (7,), (ctypes.c_double(1.5),)):
+            expect("a mapping at an address", plain(self.ADDRESS, ctypes.c_uint(4096), ctypes.c_ubyte(3), ctypes.c_short(0x22),
+                                                    ctypes.c_byte(-1), 0, *more), self.ADDRESS)
+            expect("what is there", ctypes.string_at(self.ADDRESS, 4096), bytes(4096))
+            expect("unmapping it", self.munmap(self.ADDRESS, 4096), 0)
+        block = self.calloc(300, 10)
+        expect("a fresh block", ctypes.string_at(block, 3000), bytes(3000))
+        ctypes.memset(block, 7, 3000)
+        block = self.realloc(block, 90000)
+        expect("a moved block", ctypes.string_at(block, 3000), bytes(bytearray([7]) * 3000))
+        expect("a block that is too large", self.realloc(block, (1 << 63) + 5), None)
+        expect("what it was", ctypes.string_at(block, 3000), bytes(bytearray([7]) * 3000))
+        self.free(block)
+        self.free(None)
+        return wrong
+
+    def truth(self):
+        lines = site_lines(HERE)
+        return {"wrong": self.wrong(), "sites": {
+            name: {"bytes": size, "count": count, "file": HERE, "line": lines[name], "domain": domain}
+            for name, (size, count, domain) in self.sites.items()}}
 
 
 class Loop(threading.Thread):
@@ -234,6 +345,7 @@ def truth():
 def main():
     commands = Commands()
     loop = deep = None
+    foreign = Foreign()
     ready()
     while True:
         command, *rest = commands.next().split()
@@ -251,6 +363,11 @@ def main():
         elif command == "DEEP":
             deep = Deep(int(rest[0]))
             say("TRUTH", deep.truth(int(rest[0])))
+        elif command == "CTYPES":
+            foreign.allocate()
+            say("TRUTH", foreign.truth())
+        elif command == "SECOND":
+            say("TRUTH", foreign.second())
         elif command == "RETURN":
             deep.finish()
             say("DONE", {})
@@ -258,6 +375,8 @@ def main():
             if command == "CHURN":
                 WITHOUT.churn(ctypes.c_long(int(rest[0])), ctypes.c_size_t(100))
                 WITHOUT.vanish(ctypes.c_long(int(rest[0]) // 10), ctypes.c_size_t(100))
+            elif command == "RELEASE":
+                foreign.release()
             elif command == "COPY":
                 WITHOUT.copy_address()
             elif command == "USE":

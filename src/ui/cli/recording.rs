@@ -319,6 +319,9 @@ pub fn covered(session: &Session) -> Option<String> {
     if !covered.functions_left_out.is_empty() {
         text += &format!("; not called, or not known: {}", covered.functions_left_out.join(", "));
     }
+    if !covered.through_ffi.is_empty() {
+        text += &format!("; also through libffi, of {}", covered.through_ffi.join(", "));
+    }
     Some(text)
 }
 

@@ -30,8 +30,9 @@ pub struct Args {
     pub domains: Vec<u8>,
 
     /// Sample also what native code gets from malloc and its like (extension modules, numpy's arrays, C and C++ libraries) and
-    /// from mmap: by the same maths, with the Python stack that led there. Not seen: calls by addresses that were asked of the loader,
-    /// as ctypes, cffi and numba do, and allocators inside of a library (docs/native.md); `leaks` says what the process grows by beyond what is seen.
+    /// from mmap: by the same maths, with the Python stack that led there. Calls by ctypes and cffi are seen where these use a libffi
+    /// that is a library. Not seen: other calls by addresses that were asked of the loader, as numba does, libffi inside of the interpreter, and allocators inside of a library
+    /// (docs/native.md); `leaks` says what the process grows by beyond what is seen.
     #[arg(long)]
     pub native: bool,
 
