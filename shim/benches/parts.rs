@@ -8,6 +8,8 @@
 
 #[path = "../src/control.rs"]
 mod control;
+#[path = "../src/ffi.rs"]
+mod ffi;
 #[path = "../src/frames.rs"]
 mod frames;
 #[path = "../src/hooks.rs"]

@@ -60,8 +60,8 @@ mod kind {
     pub const POINTER: u16 = 14;
 }
 
-/// A wrapper compares the function with all that it knows: 26 loads from four lines of the cache, in a call that takes some hundred
-/// nanoseconds in libffi alone.
+/// A wrapper compares the function with all that it knows: 26 loads from four lines of the cache, in a call that takes ctypes some
+/// hundred nanoseconds.
 macro_rules! wrapper {
     ($name:ident, $slow:ident, $way:ident, $number:literal) => {
         #[unsafe(naked)]
