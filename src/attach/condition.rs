@@ -73,7 +73,10 @@ impl Watch {
         let &(then, least) = self.least.front()?;
         let grown = rss.saturating_sub(least);
         (grown >= growth).then(|| {
-            let time = Human(Duration::from_secs(at.saturating_sub(then).as_secs()));
+            let time = at.saturating_sub(then);
+            // Fractions only of the first second.
+            let fraction = if time.as_secs() == 0 { time.subsec_millis() } else { 0 };
+            let time = Human(Duration::new(time.as_secs(), fraction * 1_000_000));
             format!("it has grown by {} in {time}", bytes(grown as f64))
         })
     }
@@ -99,6 +102,15 @@ mod tests {
         assert!(!see(700, 600));
         assert!(!see(1400, 690));
         assert!(see(1500, 790));
+    }
+
+    #[test]
+    fn a_quick_growth_has_its_milliseconds() {
+        let growth = Some((MIB, Duration::from_secs(1)));
+        let mut watch = Watch::new(Condition { rss: None, growth });
+        assert_eq!(watch.see(Duration::ZERO, MIB), None);
+        let why = watch.see(Duration::from_micros(200_900), 3 * MIB);
+        assert_eq!(why.as_deref(), Some("it has grown by 2.0 MiB in 200ms"));
     }
 
     #[test]
