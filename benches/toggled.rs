@@ -160,20 +160,16 @@ fn measure(python: &str, workload: &str, settings: Settings) -> Option<Measured>
     recorder.every_second(&session);
     let before = (Instant::now(), recorder.counters().samples);
     let slots: Vec<(u64, u64)> = session.native_slots().into_iter().collect();
-    // A jump from one block of 128 GiB to another costs 1 ns and more (docs/performance.md, "Where the shim lies").
-    let block = |address: u64| address >> 37;
-    let memory = session.memory();
-    let is_near = |&(at, before): &(u64, u64)| {
-        memory
-            .read_u64(RemoteAddr(at))
-            .is_ok_and(|wrapper| block(wrapper) == block(before))
-    };
-    let near = slots.iter().filter(|slot| is_near(slot)).count();
     if settings.is_native {
-        println!(
-            "{workload:16} {near} of {} wrappers are in the block of the function",
-            slots.len()
-        );
+        // A jump from one block of 128 GiB to another costs 1 ns and more (docs/performance.md, "Where the shim lies").
+        let block = |address: u64| address >> 37;
+        let memory = session.memory();
+        let is_near = |&&(at, before): &&(u64, u64)| {
+            let wrapper = memory.read_u64(RemoteAddr(at));
+            wrapper.is_ok_and(|wrapper| block(wrapper) == block(before))
+        };
+        let (near, all) = (slots.iter().filter(is_near).count(), slots.len());
+        println!("{workload:16} {near} of {all} wrappers are in the block of the function");
     }
     writeln!(input, "{}", serde_json::to_string(&slots).expect("numbers")).expect("the target reads");
     let line = if settings.is_native {
