@@ -10,7 +10,7 @@ use common::interpreters::{self, Interpreter};
 use common::target::Target;
 use common::{DEADLINE, pyheap, scratch, until};
 use pyheap_injector::infect::Found;
-use pyheap_protocol::control::{Config, Control, Counters, Identity};
+use pyheap_protocol::control::{BUCKETS, Config, Control, Counters, Identity};
 use serde_json::json;
 use std::mem::offset_of;
 
@@ -59,6 +59,8 @@ fn places(pid: i32, mode: &str) -> serde_json::Value {
         "counters": control + (offset_of!(Control, counters) + offset_of!(Counters, samples)) as u64,
         "slab_used": control + offset_of!(Control, slab_used) as u64,
         "last_id": control + offset_of!(Control, last_id) as u64,
+        "buckets": control + offset_of!(Control, buckets) as u64,
+        "buckets_len": size_of::<u32>() * BUCKETS,
         "ring": config(offset_of!(Config, ring)),
         "ring_len": config(offset_of!(Config, ring_len)),
         "slab": config(offset_of!(Config, slab)),

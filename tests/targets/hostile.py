@@ -8,7 +8,7 @@
                names       well-formed code objects and stacks without end, each with a name of its own
                table       a table of live samples full of nonsense, and a counter that asks to have it read
                unmap       the ring is unmapped
-        <- SCRIBBLING                          it has begun; it goes on until STOP (<- STOPPED)
+        <- SCRIBBLING                          it begins; it goes on until STOP (<- STOPPED)
 
     hostile.py frames
         Parks threads in C code and rewrites their frames, code objects and names at full speed: they never run again.
@@ -136,8 +136,9 @@ class Scribbler(threading.Thread):
 
     def unmap(self):
         if self.rounds == 0:
-            # The shim must not write there itself: it is switched off before.
+            # The shim must not write there itself: it is switched off before, and its table forgotten, as it tells of frees even then.
             self.set(self.gate, 0)
+            put(self.buckets, bytes(self.buckets_len))
             ctypes.CDLL(None).munmap(ctypes.c_void_p(self.ring), ctypes.c_size_t(self.ring_len))
             self.set(self.head, self.get(self.head) + 4096)
         self.going = False
@@ -199,8 +200,9 @@ def main():
                 places["mode"] = "head_mode"
             # `head` is an address as well.
             scribbler = Scribbler(places)
-            scribbler.start()
+            # Afterwards nothing is certain here.
             protocol.say("SCRIBBLING")
+            scribbler.start()
         elif command == "STATUS":
             protocol.say("ROUNDS", (frames or scribbler).rounds)
         elif command == "STOP":
