@@ -5,20 +5,14 @@
 //! is there (it only grows); and a thread's own stack, from any place on it up to the thread's control block, which both C
 //! libraries keep above it: whether the stack pointer is on that one, the library's own words in that block tell.
 
+use crate::ring::{doubled, place};
 use crate::state::{bump, control};
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::Ordering;
 use pyheap_protocol::record::{Entry, Head, Piece, kind};
 use pyheap_protocol::ring::{fits, reserve};
 
 /// Pages.
 const PAGE: u64 = 4096;
-
-/// A word that the host writes twice; `None` while it does.
-fn doubled(a: &AtomicU64, b: &AtomicU64) -> Option<u64> {
-    let second = b.load(Ordering::Acquire);
-    fence(Ordering::Acquire);
-    (a.load(Ordering::Acquire) == second).then_some(second)
-}
 
 /// Copies what is above `entry` for the sample `id`, as far as that is wanted, known to be there, and there is room.
 #[inline(never)]
@@ -40,23 +34,11 @@ pub fn copy(id: u64, entry: &Entry, thread: u64) {
         return;
     }
     let base = control!(pieces).load(Ordering::Relaxed) as *mut u8;
-    let mut offset = head & (size - 1);
-    if padding != 0 {
-        // SAFETY: `offset..offset + padding` is the end of the ring, free by `fits`, and 8 bytes at least, since all records
-        // are multiples of 8.
-        unsafe {
-            base.add(offset as usize).cast::<Head>().write(Head {
-                len: padding as u32,
-                kind: kind::PAD,
-                flags: 0,
-            })
-        };
-        offset = 0;
-    }
-    // SAFETY: `offset + len <= size` by `reserve`, and free by `fits`; the host has mapped that ring for us. The bytes from
-    // `stack` on are this thread's own stack by `end_of_stack`, above all frames of ours.
+    // SAFETY: the host has mapped that ring for us, and `fits` says that `total` bytes from `head` on are free.
+    let to = unsafe { place(base, size, head, padding) };
+    // SAFETY: `len` bytes from `to` on are of these. The bytes from `stack` on are this thread's own stack by `end_of_stack`, above
+    // all frames of ours.
     unsafe {
-        let to = base.add(offset as usize);
         to.cast::<Piece>().write(Piece {
             head: Head {
                 len: len as u32,

@@ -1,7 +1,7 @@
 //! The producer's side of the ring. Everything here runs under the lock.
 
 use crate::state::{bump, config, control};
-use core::sync::atomic::{Ordering, fence};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
 use pyheap_protocol::control::MOST_STALLED;
 use pyheap_protocol::record::{Head, kind};
 use pyheap_protocol::ring::{fits, reserve};
@@ -36,25 +36,34 @@ pub fn begin(len: u64) -> Option<Reserved> {
     }
     control!(stalled).store(0, Ordering::Relaxed);
     let base = config!(ring) as *mut u8;
-    let mut offset = head & (size - 1);
-    if padding != 0 {
-        // SAFETY: `offset..offset + padding` is the end of the ring, free by `fits`, and 8 bytes at least, since all
-        // records are multiples of 8.
-        unsafe {
-            base.add(offset as usize).cast::<Head>().write(Head {
-                len: padding as u32,
-                kind: kind::PAD,
-                flags: 0,
-            })
-        };
-        offset = 0;
-    }
-    // SAFETY: `offset + len <= size` by `reserve`, and free by `fits`; `base` is the ring that the host mapped for us.
-    let at = unsafe { base.add(offset as usize) };
+    // SAFETY: `base` is the ring that the host mapped for us, and `fits` says that `total` bytes from `head` on are free.
+    let at = unsafe { place(base, size, head, padding) };
     Some(Reserved {
         at,
         next_head: head.wrapping_add(total),
     })
+}
+
+/// Where a record goes in the ring of `size` bytes at `base`: behind the filler that this writes up to the ring's end, if there is one.
+///
+/// # Safety
+/// The ring is memory of ours, and what `reserve` has answered `padding` with is free by `fits`.
+#[inline(always)]
+pub unsafe fn place(base: *mut u8, size: u64, head: u64, padding: u64) -> *mut u8 {
+    let offset = (head & (size - 1)) as usize;
+    if padding == 0 {
+        // SAFETY: below `size`.
+        return unsafe { base.add(offset) };
+    }
+    // SAFETY: `offset..offset + padding` is the end of the ring, and 8 bytes at least, since all records are multiples of 8.
+    unsafe {
+        base.add(offset).cast::<Head>().write(Head {
+            len: padding as u32,
+            kind: kind::PAD,
+            flags: 0,
+        })
+    };
+    base
 }
 
 /// Counts records that nobody makes room for. The host is gone, or has been stopped for very long: from some number on the
@@ -69,15 +78,19 @@ fn stall() {
     }
 }
 
-/// The host's position, if it reads the same twice (see `Doubled`); else the last one believed.
+/// The host's position, if it reads the same twice; else the last one believed.
 fn tail() -> u64 {
-    let b = control!(ring_tail.b).load(Ordering::Acquire);
-    fence(Ordering::Acquire);
-    let a = control!(ring_tail.a).load(Ordering::Acquire);
-    if a == b {
-        control!(ring_tail_seen).store(a, Ordering::Relaxed);
+    if let Some(tail) = doubled(control!(ring_tail.a), control!(ring_tail.b)) {
+        control!(ring_tail_seen).store(tail, Ordering::Relaxed);
     }
     control!(ring_tail_seen).load(Ordering::Relaxed)
+}
+
+/// A word that the host writes twice (see `Doubled`); `None` while it does.
+pub fn doubled(a: &AtomicU64, b: &AtomicU64) -> Option<u64> {
+    let second = b.load(Ordering::Acquire);
+    fence(Ordering::Acquire);
+    (a.load(Ordering::Acquire) == second).then_some(second)
 }
 
 /// Writes one record of fixed size; false when the ring is full.

@@ -18,6 +18,7 @@ pub mod pieces;
 pub mod recorder;
 pub mod resolve;
 pub mod rotation;
+pub mod stacks;
 pub mod threads;
 pub mod tree;
 pub mod types;

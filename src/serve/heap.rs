@@ -3,42 +3,19 @@
 //!
 //! Memory is bounded: so many stacks, and what others allocate is counted together under a name that says so.
 
-use crate::collect::names::NOT_KEPT;
 use crate::collect::resolve::Event;
-use crate::collect::tree::{NamedFrame, StackNode, Tree};
-use crate::profile::model::{Live, StackFrame};
+use crate::collect::stacks::{Key, Stacks};
+use crate::collect::tree::NamedFrame;
+use crate::profile::model::Live;
 use crate::profile::sampling::{WeightCache, Weights};
-use crate::profile::sidecar::DOMAIN_UNKNOWN;
 use crate::report::export::{Origin, Trace};
 use pyheap_protocol::domain;
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Stacks that are told apart; one is of an allocator domain and a thread.
 const MAX_STACKS: usize = 50_000;
 /// From so many on, new ones are not told apart by thread.
 const MAX_APART: usize = 20_000;
-/// The stack of all that are not told apart.
-const REST: u32 = 0;
-
-/// What a stack is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    node: StackNode,
-    domain: u8,
-    /// 0 is a thread that is not known, or not kept apart.
-    thread: u32,
-}
-
-/// A trace of the recording.
-#[derive(Debug, Clone, Copy)]
-struct Traced {
-    /// `None` when the tree is full.
-    node: Option<StackNode>,
-    /// Its stack, from its first allocation on: that tells thread and domain.
-    stack: Option<u32>,
-}
-
 /// What the numbers of a profile say.
 #[derive(Debug, Clone, Copy)]
 pub enum Span<'a> {
@@ -62,11 +39,7 @@ pub struct Site {
 /// The state.
 #[derive(Debug)]
 pub struct Heap {
-    tree: Tree,
-    stacks: Vec<(Key, Live)>,
-    by_key: HashMap<Key, u32>,
-    /// By trace index - 1.
-    traces: Vec<Traced>,
+    stacks: Stacks<Live>,
     threads: HashMap<u32, String>,
     period: u64,
     weights: WeightCache,
@@ -77,28 +50,13 @@ impl Heap {
     /// Nothing has happened yet.
     #[must_use]
     pub fn new(period: u64) -> Self {
-        let mut heap = Self {
-            tree: Tree::default(),
-            stacks: Vec::new(),
-            by_key: HashMap::new(),
-            traces: Vec::new(),
+        Self {
+            stacks: Stacks::new(MAX_STACKS, MAX_APART, |_| Live::default()),
             threads: HashMap::new(),
             period,
             weights: WeightCache::new(Weights::Period(period)),
             sampled: 0,
-        };
-        let rest = NamedFrame {
-            file: NOT_KEPT.into(),
-            line: 0,
-            function: NOT_KEPT.into(),
-        };
-        let node = heap.tree.insert(&[rest]).unwrap_or_default();
-        heap.new_stack(Key {
-            node,
-            domain: DOMAIN_UNKNOWN,
-            thread: 0,
-        });
-        heap
+        }
     }
 
     /// Takes events, as many as the recording hands on at once.
@@ -108,10 +66,7 @@ impl Heap {
         for event in events {
             match event {
                 Event::Period { period, .. } => self.raise(*period),
-                Event::Trace(frames) => {
-                    let node = self.tree.insert(frames);
-                    self.traces.push(Traced { node, stack: None });
-                }
+                Event::Trace(frames) => self.stacks.trace(frames),
                 Event::Thread(thread, name) => {
                     self.threads.insert(*thread, name.clone());
                 }
@@ -122,7 +77,7 @@ impl Heap {
                     thread,
                     ..
                 } => {
-                    let stack = self.allocating(*trace, *domain, *thread);
+                    let stack = self.stacks.allocating(*trace, *domain, *thread, |_, _| Live::default());
                     self.alloc(stack, *size, is_again);
                 }
                 Event::Free { trace, size, .. } => self.free(*trace, *size),
@@ -134,55 +89,15 @@ impl Heap {
     fn raise(&mut self, period: u64) {
         self.period = period;
         self.weights = WeightCache::new(Weights::Period(period));
-        self.traces.clear();
-        for (_, live) in &mut self.stacks {
+        self.stacks.forget_traces();
+        for live in self.stacks.iter_mut() {
             *live = gone(live);
         }
     }
 
-    fn allocating(&mut self, trace: u32, domain: u8, thread: u32) -> u32 {
-        let place = (trace as usize).wrapping_sub(1);
-        match self.traces.get(place) {
-            Some(Traced { stack: Some(known), .. }) => *known,
-            Some(&Traced {
-                node: Some(node),
-                stack: None,
-            }) => {
-                let stack = self.stack(Key { node, domain, thread });
-                self.traces[place].stack = Some(stack);
-                stack
-            }
-            None | Some(Traced { node: None, .. }) => REST,
-        }
-    }
-
-    fn stack(&mut self, mut key: Key) -> u32 {
-        if let Some(&known) = self.by_key.get(&key) {
-            return known;
-        }
-        if self.stacks.len() >= MAX_APART {
-            key.thread = 0;
-            if let Some(&known) = self.by_key.get(&key) {
-                return known;
-            }
-        }
-        if self.stacks.len() < MAX_STACKS {
-            self.new_stack(key)
-        } else {
-            REST
-        }
-    }
-
-    fn new_stack(&mut self, key: Key) -> u32 {
-        let number = self.stacks.len() as u32;
-        self.by_key.insert(key, number);
-        self.stacks.push((key, Live::default()));
-        number
-    }
-
     fn alloc(&mut self, stack: u32, size: u64, is_again: bool) {
         let weight = self.weights.of(size);
-        let Some((_, live)) = self.stacks.get_mut(stack as usize) else {
+        let Some(live) = self.stacks.get_mut(stack) else {
             return;
         };
         let bytes = size as f64;
@@ -200,12 +115,9 @@ impl Heap {
     }
 
     fn free(&mut self, trace: u32, size: u64) {
-        let stack = (trace as usize)
-            .checked_sub(1)
-            .and_then(|place| self.traces.get(place)?.stack)
-            .unwrap_or(REST);
+        let stack = self.stacks.of(trace);
         let weight = self.weights.of(size);
-        let Some((_, live)) = self.stacks.get_mut(stack as usize) else {
+        let Some(live) = self.stacks.get_mut(stack) else {
             return;
         };
         if live.sampled <= 1 {
@@ -251,16 +163,14 @@ impl Heap {
     #[must_use]
     pub fn traces(&self, span: Span<'_>) -> Vec<Trace<'_>> {
         let mut found = Vec::new();
-        for (index, (key, live)) in self.stacks.iter().enumerate() {
-            let live = within(live, index, span);
+        for (number, (key, live)) in (0_u32..).zip(self.stacks.iter()) {
+            let live = within(live, number as usize, span);
             if live == Live::default() {
                 continue;
             }
-            let mut frames: Vec<StackFrame<'_>> = self.tree.frames(key.node).map(frame).collect();
-            frames.reverse();
             found.push(Trace {
-                index: index as u32,
-                frames,
+                index: number,
+                frames: self.stacks.stack_frames(number),
                 origin: self.origin(key),
                 live,
             });
@@ -281,8 +191,8 @@ impl Heap {
     #[must_use]
     pub fn sites(&self, most: usize) -> Vec<Site> {
         let mut by_line: HashMap<&NamedFrame, Live> = HashMap::new();
-        for (key, live) in self.stacks.iter().filter(|(_, live)| live.bytes > 0.0) {
-            if let Some(leaf) = self.tree.frames(key.node).next() {
+        for (number, (_, live)) in (0..).zip(self.stacks.iter()).filter(|(_, (_, live))| live.bytes > 0.0) {
+            if let Some(leaf) = self.stacks.frames(number).next() {
                 by_line.entry(leaf).or_default().add(live);
             }
         }
@@ -330,17 +240,10 @@ fn within(now: &Live, index: usize, span: Span<'_>) -> Live {
     live
 }
 
-fn frame(named: &NamedFrame) -> StackFrame<'_> {
-    StackFrame {
-        file: Cow::Borrowed(&named.file),
-        line: named.line,
-        function: Some(&named.function),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::collect::stacks::REST;
     use crate::profile::sampling::weight;
     use std::time::Duration;
 
@@ -451,13 +354,13 @@ mod tests {
         for line in 1..=many {
             heap.events(&[Event::Trace(vec![named(line)]), alloc(line, 100)]);
         }
-        assert_eq!(heap.stacks.len(), MAX_STACKS);
+        assert_eq!(heap.stacks.iter().count(), MAX_STACKS);
         assert_eq!(heap.total().sampled, u64::from(many));
-        assert_eq!(heap.stacks[0].1.sampled, 11);
+        assert_eq!(heap.stacks.get(REST).unwrap().1.sampled, 11);
         heap.events(&[free(many, 100)]);
-        assert_eq!(heap.stacks[0].1.sampled, 10);
+        assert_eq!(heap.stacks.get(REST).unwrap().1.sampled, 10);
         // What nobody has announced is counted, too.
         heap.events(&[alloc(0, 100), alloc(u32::MAX, 100), free(0, 100)]);
-        assert_eq!(heap.stacks[0].1.sampled, 11);
+        assert_eq!(heap.stacks.get(REST).unwrap().1.sampled, 11);
     }
 }

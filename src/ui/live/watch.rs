@@ -6,17 +6,15 @@
 
 use super::series::{Clock, Series};
 use crate::collect::live::Estimate;
-use crate::collect::names::NOT_KEPT;
 use crate::collect::resolve::Event;
-use crate::collect::tree::{NamedFrame, StackNode, Tree};
+use crate::collect::stacks::{Key, Stacks};
+use crate::collect::tree::NamedFrame;
 use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
 use crate::profile::sampling::{WeightCache, Weights};
-use crate::profile::sidecar::DOMAIN_UNKNOWN;
 use crate::report::leaks::memory::Limit;
 use crate::report::leaks::{Facts, OwnCode, Report, Tracker, judge};
 use pyheap_protocol::domain::NAMES as DOMAINS;
-use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +29,6 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_secs(5);
 /// Samples of the process's memory that are remembered; beyond, every second one goes.
 const MAX_MEMORY: usize = 1 << 12;
-/// The stack of all that are not told apart.
-const REST: u32 = 0;
-
 /// What there was of a stack at a moment. All but `live` only ever grows.
 #[derive(Debug, Clone, Copy, Default)]
 struct Moment {
@@ -44,28 +39,9 @@ struct Moment {
     churn: f64,
 }
 
-/// What a stack is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    node: StackNode,
-    /// Allocator domain.
-    domain: u8,
-    /// Number of the thread; 0 is one that is not known, or not kept apart.
-    thread: u32,
-}
-
-/// A trace of the recording.
-#[derive(Debug, Clone, Copy)]
-struct Traced {
-    node: Option<StackNode>,
-    /// Its stack, from its first allocation on: that tells thread and domain.
-    stack: Option<u32>,
-}
-
-/// One stack.
+/// What is kept of one stack.
 #[derive(Debug)]
 struct Stack {
-    key: Key,
     /// The allocating line.
     leaf: NamedFrame,
     now: Moment,
@@ -75,6 +51,19 @@ struct Stack {
     recent: VecDeque<Moment>,
     past: Series,
     mark: Moment,
+}
+
+impl Stack {
+    fn new(leaf: &NamedFrame, clock: &Clock) -> Self {
+        Self {
+            leaf: leaf.clone(),
+            now: Moment::default(),
+            births: 0.0,
+            recent: VecDeque::new(),
+            past: Series::new(clock),
+            mark: Moment::default(),
+        }
+    }
 }
 
 /// A number with half the width of its 95 % interval.
@@ -183,11 +172,7 @@ pub struct Course {
 /// The state. Feed it batches of events as they come, and ask it for pictures.
 #[derive(Debug)]
 pub struct Watch {
-    tree: Tree,
-    stacks: Vec<Stack>,
-    by_key: HashMap<Key, u32>,
-    /// By trace index - 1.
-    traces: Vec<Traced>,
+    stacks: Stacks<Stack>,
     /// Names of threads.
     names: HashMap<u32, String>,
     /// The same with their numbers, of all threads that have allocated.
@@ -215,18 +200,16 @@ impl Watch {
     /// Nothing has happened yet.
     #[must_use]
     pub fn new(period: u64, own: OwnCode, limit: Option<Limit>) -> Self {
-        let mut watch = Self {
-            tree: Tree::default(),
-            stacks: Vec::new(),
-            by_key: HashMap::new(),
-            traces: Vec::new(),
+        let clock = Clock::default();
+        Self {
+            stacks: Stacks::new(MAX_STACKS, MAX_APART, |leaf| Stack::new(leaf, &clock)),
             names: HashMap::new(),
             threads: HashMap::new(),
             period,
             weights: WeightCache::new(Weights::Period(period)),
             sampled: 0,
             recent: VecDeque::from([(Duration::ZERO, 0)]),
-            clock: Clock::default(),
+            clock,
             heap: Series::default(),
             rss: Series::default(),
             tracker: Tracker::new(Weights::Period(period), 0, own.clone()),
@@ -236,21 +219,7 @@ impl Watch {
             tracker_begun: Duration::ZERO,
             memory: Vec::new(),
             baseline: None,
-        };
-        let text: Arc<str> = NOT_KEPT.into();
-        let rest = NamedFrame {
-            file: Arc::clone(&text),
-            line: 0,
-            function: text,
-        };
-        let node = watch.tree.insert(std::slice::from_ref(&rest)).unwrap_or_default();
-        let key = Key {
-            node,
-            domain: DOMAIN_UNKNOWN,
-            thread: 0,
-        };
-        watch.new_stack(key, rest);
-        watch
+        }
     }
 
     /// Memory of native code is recorded, too, or is not.
@@ -280,10 +249,7 @@ impl Watch {
         }
         for event in events {
             match event {
-                Event::Trace(frames) => {
-                    let node = self.tree.insert(frames);
-                    self.traces.push(Traced { node, stack: None });
-                }
+                Event::Trace(frames) => self.stacks.trace(frames),
                 Event::Thread(thread, name) => self.name(*thread, name),
                 Event::Alloc {
                     at,
@@ -313,67 +279,20 @@ impl Watch {
 
     /// The stack that a trace allocates for.
     fn allocating(&mut self, trace: u32, domain: u8, thread: u32) -> u32 {
-        let place = (trace as usize).wrapping_sub(1);
-        match self.traces.get(place) {
-            None | Some(Traced { node: None, .. }) => REST,
-            Some(Traced { stack: Some(known), .. }) => *known,
-            Some(&Traced {
-                node: Some(node),
-                stack: None,
-            }) => {
-                let stack = self.stack(Key { node, domain, thread });
-                self.traces[place].stack = Some(stack);
-                stack
+        self.stacks.allocating(trace, domain, thread, |key, leaf| {
+            if key.thread != 0 {
+                let name = self.names.get(&key.thread).map(String::as_str);
+                let label = || thread_label(key.thread, name);
+                self.threads.entry(key.thread).or_insert_with(label);
             }
-        }
-    }
-
-    fn stack(&mut self, mut key: Key) -> u32 {
-        if let Some(&known) = self.by_key.get(&key) {
-            return known;
-        }
-        if self.stacks.len() >= MAX_APART {
-            key.thread = 0;
-            if let Some(&known) = self.by_key.get(&key) {
-                return known;
-            }
-        }
-        let leaf = self.tree.frames(key.node).next().cloned();
-        match leaf {
-            Some(leaf) if self.stacks.len() < MAX_STACKS => self.new_stack(key, leaf),
-            _ => REST,
-        }
-    }
-
-    fn new_stack(&mut self, key: Key, leaf: NamedFrame) -> u32 {
-        let number = self.stacks.len() as u32;
-        self.by_key.insert(key, number);
-        if key.thread != 0 {
-            let name = self.names.get(&key.thread).map(String::as_str);
-            let label = || thread_label(key.thread, name);
-            self.threads.entry(key.thread).or_insert_with(label);
-        }
-        self.stacks.push(Stack {
-            key,
-            leaf,
-            now: Moment::default(),
-            births: 0.0,
-            recent: VecDeque::new(),
-            past: Series::new(&self.clock),
-            mark: Moment::default(),
-        });
-        number
-    }
-
-    fn stack_of(&self, trace: u32) -> u32 {
-        let place = (trace as usize).checked_sub(1);
-        place.and_then(|place| self.traces.get(place)?.stack).unwrap_or(REST)
+            Stack::new(leaf, &self.clock)
+        })
     }
 
     fn alloc(&mut self, at: Duration, number: u32, size: u64, born: u64, is_again: bool) {
         let weight = self.weights.of(size);
         let bytes = size as f64 * weight.objects;
-        let Some(stack) = self.stacks.get_mut(number as usize) else {
+        let Some(stack) = self.stacks.get_mut(number) else {
             return;
         };
         stack.now.live.add(size, self.period, 1.0);
@@ -387,10 +306,10 @@ impl Watch {
     }
 
     fn free(&mut self, at: Duration, trace: u32, size: u64, born: u64) {
-        let number = self.stack_of(trace);
+        let number = self.stacks.of(trace);
         let weight = self.weights.of(size);
         let bytes = size as f64 * weight.objects;
-        let Some(stack) = self.stacks.get_mut(number as usize) else {
+        let Some(stack) = self.stacks.get_mut(number) else {
             return;
         };
         stack.now.live.add(size, self.period, -1.0);
@@ -405,7 +324,7 @@ impl Watch {
 
     fn follow(&mut self, at: Duration, number: u32, size: u64, is_free: bool) {
         if !self.tracker.knows(number) {
-            let frames = stack_frames(&self.tree, &self.stacks, number);
+            let frames = self.stacks.stack_frames(number);
             self.tracker.know(number, &frames);
         }
         let at = at.saturating_sub(self.tracker_begun);
@@ -416,8 +335,8 @@ impl Watch {
     fn raise(&mut self, at: Duration, period: u64) {
         self.period = period;
         self.weights = WeightCache::new(Weights::Period(period));
-        self.traces.clear();
-        for stack in &mut self.stacks {
+        self.stacks.forget_traces();
+        for stack in self.stacks.iter_mut() {
             stack.births = 0.0;
             // A difference between now and then is one between independent samples at worst: all went, and others come.
             stack.now.churn += stack.now.live.variance;
@@ -442,13 +361,13 @@ impl Watch {
             self.memory.push((micros(at), memory));
         }
         if self.clock.tick(at) {
-            let total: f64 = self.stacks.iter().map(|stack| stack.now.live.bytes).sum();
+            let total: f64 = self.stacks.iter().map(|(_, stack)| stack.now.live.bytes).sum();
             let is_full = self.clock.is_full();
             let rss = memory.map_or_else(|| self.rss.last(), |memory| memory.rss as f64);
             for (series, value) in [(&mut self.heap, total), (&mut self.rss, rss)] {
                 series.push(value, is_full);
             }
-            for stack in &mut self.stacks {
+            for stack in self.stacks.iter_mut() {
                 stack.past.push(stack.now.live.bytes, is_full);
             }
             self.clock.pushed();
@@ -463,7 +382,7 @@ impl Watch {
             {
                 self.recent.pop_front();
             }
-            for stack in &mut self.stacks {
+            for stack in self.stacks.iter_mut() {
                 stack.recent.push_back(stack.now);
                 while stack.recent.len() > self.recent.len() {
                     stack.recent.pop_front();
@@ -475,7 +394,7 @@ impl Watch {
     /// From now on the difference to now is told.
     pub fn set_baseline(&mut self, at: Duration) {
         self.baseline = Some(at);
-        for stack in &mut self.stacks {
+        for stack in self.stacks.iter_mut() {
             stack.mark = stack.now;
         }
     }
@@ -483,7 +402,7 @@ impl Watch {
     /// There is no baseline any more.
     pub fn clear_baseline(&mut self) {
         self.baseline = None;
-        for stack in &mut self.stacks {
+        for stack in self.stacks.iter_mut() {
             stack.mark = Moment::default();
         }
     }
@@ -501,7 +420,7 @@ impl Watch {
             .copied()
             .unwrap_or_default();
         let mut total = Amount::default();
-        let stacks = self.stacks.iter().enumerate().filter_map(|(number, stack)| {
+        let stacks = (0..).zip(self.stacks.iter()).filter_map(|(number, (key, stack))| {
             let amount = self.amount(stack, at);
             let is_of_interest = amount.live.samples > 0
                 || amount.allocated > 0.0
@@ -510,9 +429,9 @@ impl Watch {
             is_of_interest.then(|| {
                 total.add(&amount);
                 StackNow {
-                    number: number as u32,
+                    number,
                     leaf: stack.leaf.clone(),
-                    thread: self.threads.get(&stack.key.thread).cloned(),
+                    thread: self.threads.get(&key.thread).cloned(),
                     amount,
                 }
             })
@@ -570,7 +489,7 @@ impl Watch {
     pub fn past(&self, stacks: &[u32], until: Duration) -> Vec<f64> {
         let mut sum = vec![0.0; self.clock.count_until(until)];
         for number in stacks {
-            if let Some(stack) = self.stacks.get(*number as usize) {
+            if let Some((_, stack)) = self.stacks.get(*number) {
                 stack.past.add_to(&mut sum);
             }
         }
@@ -579,15 +498,14 @@ impl Watch {
 
     /// The frames of a stack, innermost first.
     pub fn frames(&self, number: u32) -> impl Iterator<Item = &NamedFrame> {
-        let node = self.stacks.get(number as usize).map(|stack| stack.key.node);
-        self.tree.frames(node.unwrap_or_default())
+        self.stacks.frames(number)
     }
 
     /// How many different stacks these are, whatever thread and domain they are of.
     #[must_use]
     pub fn different(&self, stacks: &[u32]) -> usize {
-        let nodes = stacks.iter().filter_map(|number| self.stacks.get(*number as usize));
-        nodes.map(|stack| stack.key.node).collect::<HashSet<_>>().len()
+        let nodes = stacks.iter().filter_map(|number| self.stacks.get(*number));
+        nodes.map(|(key, _)| key.node).collect::<HashSet<_>>().len()
     }
 
     /// The period that samples stand for, in bytes.
@@ -598,8 +516,7 @@ impl Watch {
 
     /// Traces of the recording with the stacks that they count for.
     pub fn traces(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        let numbered = (1..).zip(&self.traces);
-        numbered.map(|(trace, traced): (u32, _)| (trace, traced.stack.unwrap_or(REST)))
+        self.stacks.traces()
     }
 
     /// The verdict on what was seen until `at`, or since the period was last raised.
@@ -611,7 +528,6 @@ impl Watch {
             .map(|(then, sample)| (then.saturating_sub(begun), *sample))
             .collect();
         let facts = Known {
-            tree: &self.tree,
             stacks: &self.stacks,
             names: &self.names,
             memory: &memory,
@@ -644,23 +560,9 @@ fn change(now: &Moment, then: &Moment) -> Bounded {
     }
 }
 
-/// The frames of a stack, outermost first.
-fn stack_frames<'a>(tree: &'a Tree, stacks: &[Stack], number: u32) -> Vec<StackFrame<'a>> {
-    let node = stacks.get(number as usize).map(|stack| stack.key.node);
-    let frame = |frame: &'a NamedFrame| StackFrame {
-        file: Cow::Borrowed(&*frame.file),
-        line: frame.line,
-        function: Some(&*frame.function),
-    };
-    let mut frames: Vec<_> = tree.frames(node.unwrap_or_default()).map(frame).collect();
-    frames.reverse();
-    frames
-}
-
 /// What the verdict asks for.
 struct Known<'a> {
-    tree: &'a Tree,
-    stacks: &'a [Stack],
+    stacks: &'a Stacks<Stack>,
     names: &'a HashMap<u32, String>,
     memory: &'a [(u64, MemorySample)],
     has_native: bool,
@@ -668,11 +570,11 @@ struct Known<'a> {
 
 impl Facts for Known<'_> {
     fn frames(&self, trace: u32) -> Vec<StackFrame<'_>> {
-        stack_frames(self.tree, self.stacks, trace)
+        self.stacks.stack_frames(trace)
     }
 
     fn origin(&self, trace: u32) -> (Option<String>, Option<String>) {
-        let Some(Key { domain, thread, .. }) = self.stacks.get(trace as usize).map(|stack| stack.key) else {
+        let Some(&(Key { domain, thread, .. }, _)) = self.stacks.get(trace) else {
             return (None, None);
         };
         let name = || self.names.get(&thread).cloned().unwrap_or_else(|| thread.to_string());
@@ -681,9 +583,7 @@ impl Facts for Known<'_> {
     }
 
     fn live_bytes(&self, trace: u32, _: &dyn Fn(u64) -> f64) -> f64 {
-        self.stacks
-            .get(trace as usize)
-            .map_or(0.0, |stack| stack.now.live.bytes)
+        self.stacks.get(trace).map_or(0.0, |(_, stack)| stack.now.live.bytes)
     }
 
     fn births(&self, _: u32) -> Option<&[(u64, u64)]> {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::collect::names::NOT_KEPT;
 
 fn frame(line: u32) -> NamedFrame {
     NamedFrame {
@@ -119,7 +120,6 @@ fn threads_are_told_apart_and_named() {
     assert_eq!(threads(&watch)[1].1, 0.0);
     assert_eq!(watch.different(&[1, 2, 3]), 1);
     let known = Known {
-        tree: &watch.tree,
         stacks: &watch.stacks,
         names: &watch.names,
         memory: &[],
