@@ -214,7 +214,7 @@ pub fn find(pid: i32) -> Vec<Found> {
     let tids = observe::threads(pid);
     let listed: Option<Vec<String>> = tids
         .iter()
-        .map(|tid| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).ok())
+        .map(|tid| observe::made_file(format!("/proc/{pid}/task/{tid}/children")).ok())
         .collect();
     match listed {
         Some(lists) if !tids.is_empty() => {

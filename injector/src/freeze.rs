@@ -158,7 +158,7 @@ pub fn freeze(pid: i32, spare: &[i32]) -> Result<Frozen, HijackError> {
     // SAFETY: the child makes only system calls and touches memory prepared before; it leaves by `_exit`.
     let child = match unsafe { nix::unistd::fork() }.map_err(|errno| os("fork")(errno.into()))? {
         nix::unistd::ForkResult::Child => {
-            crate::hijack::leave_group();
+            crate::child::leave_group();
             let _ = nix::sys::signal::SigSet::all().thread_block();
             // The parent's ends: their closing must mean the parent's end.
             close(go.as_raw_fd());

@@ -11,9 +11,9 @@
 )]
 
 use crate::arch::{self, Call, Gadgets, Job, PtraceRequest, Registers, Signals};
+use crate::child::{StandIn, in_child};
 use crate::observe::Watch;
 use nix::sys::ptrace;
-use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
@@ -27,6 +27,8 @@ pub(crate) const STOP_DEADLINE: Duration = Duration::from_millis(200);
 const STARVED_DEADLINE: Duration = Duration::from_secs(5);
 /// We ask again and again for so long before we sleep until a thread has stopped.
 const SPIN: Duration = Duration::from_micros(40);
+/// Longest wait for a rehearsal, which a machine with other things to do can make late.
+const REHEARSAL_DEADLINE: Duration = Duration::from_millis(2);
 /// Longest time for finding a thread that can be redirected.
 const HIJACK_DEADLINE: Duration = Duration::from_millis(800);
 /// The same for taking the hooks out: on a machine with many more running threads than processors, and with signals that are
@@ -240,124 +242,6 @@ impl Drop for Shared {
     }
 }
 
-/// Makes this process a group of its own, which a terminal's signals and a `kill` of our group do not reach. No session of its
-/// own: where the kernel shares processors among sessions (autogroup), a new one was seen to get none for tens of seconds on
-/// a busy machine, while a thread of the target may stand still for it.
-pub(crate) fn leave_group() {
-    let own = Pid::from_raw(0);
-    let _ = nix::unistd::setpgid(own, own);
-}
-
-fn os_error(what: &'static str) -> impl FnOnce(nix::Error) -> HijackError {
-    move |errno| HijackError::Os {
-        what,
-        source: errno.into(),
-    }
-}
-
-/// Runs `work` in a child process that may trace and that nothing can interrupt, and waits for it.
-///
-/// The child shares our memory, and the calling thread stands still in the kernel until it has ended (`vfork`): to copy the page
-/// tables of a pyheap that records dozens of processes takes longer than all the rest, and the child would wait for a page at each
-/// of its writes while a thread of the target waits for it. `work` runs beside our other threads and may be killed at any place:
-/// it must not allocate, lock or panic, nor own anything.
-pub(crate) fn in_child<W: FnOnce()>(work: W) -> Result<(), HijackError> {
-    extern "C" fn child<W: FnOnce()>(work: *mut libc::c_void) -> libc::c_int {
-        leave_group();
-        // SAFETY: points to the `Option` of the caller below, which waits in the kernel and does not touch it.
-        if let Some(work) = unsafe { &mut *work.cast::<Option<W>>() }.take() {
-            work();
-        }
-        0
-    }
-    let stack = ChildStack::new()?;
-    let mut work = Some(work);
-    // The child is made with all signals blocked: no handler of ours runs in it.
-    let mask = nix::sys::signal::SigSet::all()
-        .thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK)
-        .map_err(os_error("sigprocmask"))?;
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    // SAFETY: the child makes only system calls on a stack of its own and touches memory prepared before, and ends by returning
-    // from `child`; stack and `work` outlive it, as CLONE_VFORK says (clone(2)) and the wait below.
-    let made = unsafe { libc::clone(child::<W>, stack.top(), flags, (&raw mut work).cast()) };
-    let failed = nix::errno::Errno::last();
-    let _ = mask.thread_set_mask();
-    if made < 0 {
-        return Err(os_error("clone")(failed));
-    }
-    wait_for_end(Pid::from_raw(made))
-}
-
-/// Runs `work` in a child process with a copy of our memory, and waits for it: for what the kernel might kill us for.
-///
-/// `work` runs between fork and exit of a process that may have other threads: it must not allocate, lock or panic.
-pub(crate) fn in_copy(work: impl FnOnce()) -> Result<(), HijackError> {
-    // SAFETY: the child makes only system calls and touches memory prepared before; it leaves by `_exit`.
-    match unsafe { nix::unistd::fork() }.map_err(os_error("fork"))? {
-        nix::unistd::ForkResult::Child => {
-            leave_group();
-            let _ = nix::sys::signal::SigSet::all().thread_block();
-            work();
-            // SAFETY: ends this process without running anything of the parent's.
-            unsafe { libc::_exit(0) }
-        }
-        nix::unistd::ForkResult::Parent { child } => wait_for_end(child),
-    }
-}
-
-/// Waits for the end of a child.
-fn wait_for_end(child: Pid) -> Result<(), HijackError> {
-    loop {
-        match nix::sys::wait::waitpid(child, Some(WaitPidFlag::__WALL)) {
-            Err(nix::errno::Errno::EINTR) => {}
-            Err(errno) => return Err(os_error("waitpid")(errno)),
-            Ok(_) => return Ok(()),
-        }
-    }
-}
-
-/// The stack of a child that shares our memory; its lowest page is not accessible.
-struct ChildStack(*mut libc::c_void);
-
-impl ChildStack {
-    /// The deepest call takes some 50 KiB, three times that without optimisation.
-    const LEN: usize = 256 << 10;
-    const PAGE: usize = 4096;
-
-    fn new() -> Result<Self, HijackError> {
-        let os = |what| HijackError::Os {
-            what,
-            source: std::io::Error::last_os_error(),
-        };
-        // In memory from the start: a thread that stands still would wait for each page that is touched first.
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK | libc::MAP_POPULATE;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a fresh anonymous mapping.
-        let at = unsafe { libc::mmap(std::ptr::null_mut(), Self::LEN, access, flags, -1, 0) };
-        if at == libc::MAP_FAILED {
-            return Err(os("mmap"));
-        }
-        let stack = Self(at);
-        // SAFETY: the lowest page of that mapping, which nothing uses.
-        match unsafe { libc::mprotect(at, Self::PAGE, libc::PROT_NONE) } {
-            0 => Ok(stack),
-            _ => Err(os("mprotect")),
-        }
-    }
-
-    /// Its end, where it begins to be used: aligned to a page.
-    fn top(&self) -> *mut libc::c_void {
-        self.0.wrapping_byte_add(Self::LEN)
-    }
-}
-
-impl Drop for ChildStack {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this size; who ran on it has ended.
-        unsafe { libc::munmap(self.0, Self::LEN) };
-    }
-}
-
 /// How a thread is made to work for us.
 #[derive(Debug, Clone, Copy)]
 enum Way<'a> {
@@ -436,10 +320,19 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>, patience: Duration) -> Res
             source,
         })?;
     let report = Shared::new()?;
-    let fd = memory.as_raw_fd();
-    let caught = caught_signals(pid);
     arch::ask_processor();
-    in_child(|| redirect(&report, pid, threads, fd, way, caught, patience))?;
+    let stand_in = StandIn::new();
+    let task = Task {
+        pid,
+        threads,
+        memory: memory.as_raw_fd(),
+        way,
+        caught: caught_signals(pid),
+        stand_in: stand_in.as_ref(),
+        patience,
+    };
+    in_child(|| redirect(&report, &task))?;
+    drop(stand_in);
     let tid = report.tid.load(Ordering::Acquire) as i32;
     let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
     match report.state.load(Ordering::Acquire) {
@@ -485,26 +378,48 @@ pub(crate) enum Stop {
     Late,
 }
 
-/// Whether `tid` runs or waits for a processor, by /proc/TID/stat. No allocation: also called in a forked child.
+/// Whether `tid` runs or waits for a processor. No allocation: also called in a forked child.
 fn is_runnable(tid: Pid) -> bool {
-    use std::io::{Cursor, Read, Write};
-    let mut path = [0; 32];
-    let mut name = Cursor::new(&mut path[..]);
-    if write!(name, "/proc/{tid}/stat").is_err() {
-        return false;
+    Stat::of(tid).is_some_and(|stat| stat.state == b'R')
+}
+
+/// What /proc/TID/stat tells of a thread.
+struct Stat {
+    /// A letter, proc_pid_stat(5).
+    state: u8,
+    /// On which it is, or was last.
+    processor: Option<usize>,
+}
+
+impl Stat {
+    /// No allocation: also called in a forked child.
+    fn of(tid: Pid) -> Option<Self> {
+        use std::io::{Cursor, Read, Write};
+        let mut path = [0; 32];
+        let mut name = Cursor::new(&mut path[..]);
+        write!(name, "/proc/{tid}/stat").ok()?;
+        let len = name.position() as usize;
+        let path = std::str::from_utf8(path.get(..len)?).ok()?;
+        let (mut stat, mut have) = ([0; 1024], 0);
+        let mut file = File::open(path).ok()?;
+        while let Some(Ok(n @ 1..)) = stat.get_mut(have..).map(|rest| file.read(rest)) {
+            have += n;
+        }
+        Self::parse(stat.get(..have)?)
     }
-    let len = name.position() as usize;
-    let Some(Ok(path)) = path.get(..len).map(std::str::from_utf8) else {
-        return false;
-    };
-    let (mut stat, mut have) = ([0; 512], 0);
-    let Ok(mut file) = File::open(path) else { return false };
-    while let Some(Ok(n @ 1..)) = stat.get_mut(have..).map(|rest| file.read(rest)) {
-        have += n;
+
+    fn parse(stat: &[u8]) -> Option<Self> {
+        /// Its number in the manual, counted from the state, which has number 3.
+        const PROCESSOR: usize = 39 - 3;
+        // "TID (NAME) STATE …", and a name can have any character in it.
+        let after = stat.iter().rposition(|&byte| byte == b')')? + 2;
+        let mut fields = stat.get(after..)?.split(|&byte| byte == b' ');
+        let state = *fields.next()?.first()?;
+        let processor = fields
+            .nth(PROCESSOR - 1)
+            .and_then(|field| std::str::from_utf8(field).ok()?.parse().ok());
+        Some(Self { state, processor })
     }
-    // "TID (NAME) STATE …", and a name can have any character in it.
-    let after = stat.iter().rposition(|&byte| byte == b')').map(|at| at + 2);
-    after.and_then(|at| stat.get(at)) == Some(&b'R')
 }
 
 /// Waits until `tid`, seized and interrupted, has stopped for us. Signals that come in between are passed on.
@@ -821,6 +736,24 @@ impl Frames {
         if !mine.main && !(mine.start..mine.end).contains(&arch::thread_pointer(regs)) {
             return None;
         }
+        let (base, len, enter) = self.make(thread, &back, blocked, call, gadgets)?;
+        if !mine.main && base.checked_sub(SPARE)? < mine.start || base < mine.start {
+            return None;
+        }
+        write_memory(self.memory, base, self.frame.get(..len)?).ok()?;
+        Some(enter)
+    }
+
+    /// Makes it, for a stopped thread that is to go on with the registers `back`: where it begins, its length, and the registers
+    /// to enter with.
+    fn make(
+        &mut self,
+        thread: Pid,
+        back: &Registers,
+        blocked: u64,
+        call: Call,
+        gadgets: Gadgets,
+    ) -> Option<(u64, usize, Registers)> {
         let mut vector = libc::iovec {
             iov_base: self.xstate.as_mut_ptr().cast(),
             iov_len: self.xstate.len(),
@@ -829,68 +762,113 @@ impl Frames {
         // SAFETY: writes at most `iov_len` bytes to that array (ptrace(2), PTRACE_GETREGSET).
         let answer = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, thread.as_raw(), note, &raw mut vector) };
         let xstate = self.xstate.get(..vector.iov_len).filter(|_| answer == 0)?;
-        let (base, len, enter) = arch::return_frame(&mut self.frame, call, gadgets, &back, blocked, xstate)?;
-        if !mine.main && base.checked_sub(SPARE)? < mine.start || base < mine.start {
-            return None;
-        }
-        write_memory(self.memory, base, self.frame.get(..len)?).ok()?;
-        Some(enter)
+        arch::return_frame(&mut self.frame, call, gadgets, back, blocked, xstate)
     }
 }
 
-/// Does what can be done before a thread is stopped, so that it stands still only for what must happen then: the kernel
-/// makes the stub's page private, and our own code and stack are in memory (a forked process begins without page tables
-/// for files). The state and errno to report if that fails.
-fn prepare(frames: &mut Frames, way: Way<'_>) -> Result<(), (u32, i32)> {
+/// Makes the stub's page private in the target, if there is one. The state and errno to report if that fails.
+fn prepare(memory: RawFd, way: Way<'_>) -> Result<(), (u32, i32)> {
     be_quick();
-    // SAFETY: a plain struct of integers.
-    let regs: Registers = unsafe { std::mem::zeroed() };
-    // Nobody has this number: the requests fail.
-    let nobody = Pid::from_raw(i32::MAX);
-    let _ = (
-        ptrace::interrupt(nobody),
-        arch::registers(nobody),
-        dispatches_calls(nobody),
-    );
-    let _ = (
-        signal_mask(nobody),
-        signal_pending(nobody, 0),
-        arch::fit(nobody, &regs, None),
-        arch::set_registers(nobody, &regs),
-        ptrace::detach(nobody, None),
-    );
     match way {
-        Way::Stub { at, job } => {
-            std::hint::black_box(arch::stub(job, at, &regs, Signals::default()));
-            if !is_zero(frames.memory, at, job.room()) {
-                return Err((OCCUPIED, 0));
-            }
-            // What is there already.
-            let zeros = [0; arch::LONGEST_STUB];
-            let zeros = zeros.get(..job.room()).unwrap_or_default();
-            write_memory(frames.memory, at, zeros).map_err(|errno| (WRITE_FAILED, errno))
-        }
-        Way::Return { call, gadgets, .. } => {
-            std::hint::black_box(arch::return_frame(
-                &mut frames.frame,
-                call,
-                gadgets,
-                &regs,
-                0,
-                &frames.xstate,
-            ));
-            Ok(())
+        Way::Stub { at, job } if !is_zero(memory, at, job.room()) => Err((OCCUPIED, 0)),
+        Way::Stub { at, job } => write_zeros(memory, at, job).map_err(|errno| (WRITE_FAILED, errno)),
+        Way::Return { .. } => Ok(()),
+    }
+}
+
+/// Writes to a stub's place what is there already.
+fn write_zeros(memory: RawFd, at: u64, job: Job) -> Result<(), i32> {
+    let zeros = [0; arch::LONGEST_STUB];
+    write_memory(memory, at, zeros.get(..job.room()).unwrap_or_default())
+}
+
+/// Rehearses until it goes quickly, a few times at most. What comes for the first time after a pause takes two to seven times as
+/// long, in the kernel or here; and a processor that has long been idle, to which the thread's is about to become, takes a
+/// host of virtual machines 100 µs and more to bring back, until it has been brought back a few times.
+fn rehearse(stand_in: &StandIn, tid: Pid, frames: &mut Frames, way: Way<'_>) {
+    /// A host that waits a little before it takes an idle processor away waits for 10 µs at first, and each time for twice as long.
+    const MOST: u32 = 6;
+    const QUICK: Duration = Duration::from_micros(80);
+    // Where the thread computes it takes the processor for some microseconds, and must not wait for it.
+    be_first(stand_in.pid());
+    be_where(stand_in.pid(), tid);
+    for _ in 0..MOST {
+        let begun = Instant::now();
+        if !rehearse_once(stand_in, frames, way) || begun.elapsed() < QUICK {
+            return;
         }
     }
+}
+
+/// Does to a process of ours what is to be done to a thread of the target. False if that cannot be.
+fn rehearse_once(stand_in: &StandIn, frames: &mut Frames, way: Way<'_>) -> bool {
+    let thread = stand_in.pid();
+    if ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD).is_err() || ptrace::interrupt(thread).is_err() {
+        return false;
+    }
+    let deadline = Instant::now() + REHEARSAL_DEADLINE;
+    if !matches!(wait_for_stop_or_starve(thread, deadline, Duration::ZERO), Stop::Ours) {
+        // Our exit lets go of it.
+        return false;
+    }
+    let Ok(regs) = arch::registers(thread) else {
+        return false;
+    };
+    std::hint::black_box((dispatches_calls(thread), arch::fit(thread, &regs, None)));
+    let blocked = signal_mask(thread).unwrap_or(0);
+    std::hint::black_box(signal_pending(thread, blocked));
+    let len = match way {
+        Way::Stub { at, job } => {
+            std::hint::black_box(arch::stub(job, at, &regs, Signals::default()));
+            let _ = write_zeros(frames.memory, at, job);
+            job.room()
+        }
+        Way::Return { call, gadgets, .. } => {
+            let made = std::hint::black_box(frames.make(thread, &regs, blocked, call, gadgets));
+            made.map_or(0, |(_, len, _)| len)
+        }
+    };
+    if let (Some((memory, at)), Some(bytes)) = (stand_in.place(len), frames.frame.get(..len)) {
+        let _ = write_memory(memory, at, bytes);
+    }
+    let set = arch::set_registers(thread, &regs);
+    ptrace::detach(thread, None).is_ok() && set.is_ok()
+}
+
+/// Brings `stand_in` to the processor on which `tid` sleeps and will wake up, if that is another than ours.
+fn be_where(stand_in: Pid, tid: Pid) {
+    let Some(Stat {
+        state: b'S',
+        processor: Some(processor),
+    }) = Stat::of(tid)
+    else {
+        return;
+    };
+    // SAFETY: no arguments.
+    if unsafe { libc::sched_getcpu() } == processor as i32 || processor >= libc::CPU_SETSIZE as usize {
+        return;
+    }
+    // SAFETY: plain data, and an empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `processor` is below the number of bits.
+    unsafe { libc::CPU_SET(processor, &mut set) };
+    // SAFETY: reads the local set. It may not be ours to use; then it stays where it is.
+    unsafe { libc::sched_setaffinity(stand_in.as_raw(), size_of_val(&set), &raw const set) };
 }
 
 /// Asks for a processor before others while a thread may stand still for us; without the right to, it is no harm. A real-time
 /// priority, the highest: a thread that stands still for us must not wait for anybody's real-time threads either, and between
 /// two sleeps there are some tens of microseconds of work. Not for children.
-fn be_first() {
+fn be_first(who: Pid) {
     let first = libc::sched_param { sched_priority: 99 };
-    // SAFETY: reads one struct; changes numbers of this process only.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
+    // SAFETY: reads one struct; changes numbers of a process of ours only.
+    unsafe {
+        libc::sched_setscheduler(
+            who.as_raw(),
+            libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK,
+            &raw const first,
+        )
+    };
 }
 
 /// Before others, but not before everybody: for more than a few attempts, and where there is no right to [`be_first`].
@@ -989,8 +967,34 @@ fn wait_for_copy(report: &Report, pid: i32, tid: i32, before: &Children, asked: 
 /// Attempts to stop a thread that are made with a real-time priority: one is nearly always enough.
 const FIRST_ATTEMPTS: u32 = 16;
 
+/// What a tracing child has to do.
+struct Task<'a> {
+    /// The target.
+    pid: i32,
+    /// Its threads, in order of preference.
+    threads: &'a [i32],
+    /// Its memory.
+    memory: RawFd,
+    way: Way<'a>,
+    /// The signals for which it has handlers.
+    caught: u64,
+    /// A process of ours to rehearse on.
+    stand_in: Option<&'a StandIn>,
+    /// How long it may take to find a thread.
+    patience: Duration,
+}
+
 /// The child's work in [`hijack`].
-fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<'_>, caught: u64, patience: Duration) {
+fn redirect(report: &Report, task: &Task<'_>) {
+    let &Task {
+        pid,
+        threads,
+        memory,
+        way,
+        caught,
+        stand_in,
+        patience,
+    } = task;
     let fail = |state: u32, errno: i32, tid: i32| {
         report.errno.store(errno as u32, Ordering::Release);
         report.tid.store(tid as u32, Ordering::Release);
@@ -999,7 +1003,7 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
     let deadline = Instant::now() + patience;
     let (mut late, mut unfit) = (false, false);
     let mut frames = Frames::new(memory);
-    if let Err((state, errno)) = prepare(&mut frames, way) {
+    if let Err((state, errno)) = prepare(memory, way) {
         return fail(state, errno, 0);
     }
     fail(GONE, 0, 0);
@@ -1009,12 +1013,16 @@ fn redirect(report: &Report, pid: i32, threads: &[i32], memory: RawFd, way: Way<
     loop {
         for &tid in threads {
             match attempts {
-                0 => be_first(),
+                0 => be_first(Pid::from_raw(0)),
                 1 => drop(awake.take()),
                 FIRST_ATTEMPTS => be_quick(),
                 _ => {}
             }
             tell_us_of_stops(false);
+            if let Some(stand_in) = stand_in.filter(|_| attempts == 0) {
+                rehearse(stand_in, Pid::from_raw(tid), &mut frames, way);
+                tell_us_of_stops(false);
+            }
             attempts = attempts.saturating_add(1);
             let thread = Pid::from_raw(tid);
             let makes_copy = matches!(
@@ -1274,6 +1282,7 @@ pub fn observe_running(threads: &[i32], watch: &Watch) -> Result<Vec<u32>, Hijac
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child::in_copy;
     use crate::observe::{Doing, doing};
     use std::process::{Command, Stdio};
 
@@ -1282,6 +1291,41 @@ mod tests {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).unwrap();
         Some(line.trim().parse().unwrap()).filter(|&tracer| tracer != 0)
+    }
+
+    #[test]
+    fn a_stand_in_that_is_gone_is_no_harm() {
+        let way = Way::Stub {
+            at: 0,
+            job: Job::Unmap { address: 0, len: 0 },
+        };
+        let stand_in = StandIn::new().unwrap();
+        let report = Shared::new().unwrap();
+        let rehearsed = || {
+            // A process of its own, as where it is really done.
+            in_copy(|| {
+                let done = rehearse_once(&stand_in, &mut Frames::new(-1), way);
+                report.state.store(if done { DONE } else { GONE }, Ordering::Release);
+            })
+            .unwrap();
+            report.state.load(Ordering::Acquire)
+        };
+        assert_eq!([rehearsed(), rehearsed()], [DONE, DONE]);
+        nix::sys::signal::kill(stand_in.pid(), nix::sys::signal::Signal::SIGKILL).unwrap();
+        assert_eq!(rehearsed(), GONE);
+    }
+
+    #[test]
+    fn the_state_is_found_behind_any_name() {
+        let numbers = (4..=52).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
+        let stat = Stat::parse(format!("17 (a) R (b) S {numbers}\n").as_bytes()).unwrap();
+        assert_eq!((stat.state, stat.processor), (b'S', Some(39)));
+        assert_eq!(Stat::parse(b"17 (a) S 1 2").unwrap().processor, None);
+        for broken in ["", "17 (a", "17 (a)", "17 (a) "] {
+            assert!(Stat::parse(broken.as_bytes()).is_none(), "{broken}");
+        }
+        let own = Stat::of(nix::unistd::gettid()).unwrap();
+        assert_eq!(own.state, b'R');
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! leaves a target dead or changed when the tracer dies at the wrong moment. No descriptor is made in the target.
 
 pub mod arch;
+mod child;
 pub mod copy;
 pub mod cure;
 pub mod freeze;

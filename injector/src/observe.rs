@@ -2,8 +2,10 @@
 
 use crate::arch;
 use crate::hijack::{self, HijackError};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::ops::Range;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Bytes of a thread's stack, from its stack pointer up, in which an interrupted piece of our code is looked for.
@@ -121,6 +123,20 @@ fn has_ended(pid: i32, tid: i32) -> bool {
         .is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
+/// What a file of /proc says that the kernel makes when it is read, in two calls: it has no length to ask for, and to read it
+/// in growing pieces takes twice as long, which counts where there are thousands of threads.
+///
+/// # Errors
+/// As for opening and reading.
+pub fn made_file(path: impl AsRef<Path>) -> io::Result<String> {
+    /// More than any of the files has that are read by this.
+    const MOST: u64 = 1 << 20;
+    let mut text = Vec::with_capacity(8 << 10);
+    File::open(path)?.take(MOST).read_to_end(&mut text)?;
+    // A thread's name can have any bytes in it.
+    Ok(String::from_utf8(text).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
 /// What `/proc/PID/task/TID/status` says of a thread about whoever wants to enter it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind {
@@ -142,7 +158,7 @@ pub fn kinds(pid: i32) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = threads(pid)
         .into_iter()
         .filter_map(|tid| {
-            let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+            let status = made_file(format!("/proc/{pid}/task/{tid}/status")).ok()?;
             Some(kind_in(&status, tid))
         })
         .collect();
@@ -166,9 +182,9 @@ fn kind_in(status: &str, tid: i32) -> Kind {
 /// Asks the kernel what a thread does, without stopping it. `None` when it is gone.
 #[must_use]
 pub fn doing(pid: i32, tid: i32) -> Option<Doing> {
-    match fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
+    match made_file(format!("/proc/{pid}/task/{tid}/syscall")) {
         Ok(text) => Some(parse(&text).unwrap_or(Doing::Running)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
         Err(_) => Some(Doing::Running),
     }
@@ -303,6 +319,19 @@ pub fn all_outside(pid: i32, mut waiting: Vec<i32>, watch: &Watch, deadline: Ins
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_can_have_any_name() {
+        let status = std::thread::spawn(|| {
+            fs::write("/proc/thread-self/comm", b"\xff\xfe").unwrap();
+            made_file("/proc/thread-self/status").unwrap()
+        });
+        let status = status.join().unwrap();
+        assert!(
+            status.starts_with("Name:\t\u{fffd}") && status.contains("\nNSpid:"),
+            "{status}"
+        );
+    }
 
     #[test]
     fn a_threads_status_is_understood() {

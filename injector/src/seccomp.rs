@@ -13,6 +13,7 @@
 )]
 
 use crate::arch::{AUDIT_ARCH, PtraceRequest};
+use crate::child;
 use crate::hijack::{self, Shared};
 use crate::observe;
 use nix::sys::ptrace;
@@ -215,7 +216,7 @@ fn experiment(count: u32, purpose: Purpose) -> Result<(), Forbidden> {
     }
     let report = Shared::new().map_err(|_| Forbidden::Unknown)?;
     const DONE: u32 = 1;
-    let ended = hijack::in_copy(|| {
+    let ended = child::in_copy(|| {
         let allowed = match purpose {
             Purpose::Infect => try_calls(),
             Purpose::Copy => try_copy(),
@@ -309,7 +310,7 @@ fn filters(pid: i32, tid: i32) -> Option<Vec<Vec<Instruction>>> {
     // The child writes, so the room is shared, and made before.
     let room = hijack::SharedBytes::new(MAX_FILTERS * (8 + MAX_INSTRUCTIONS * size_of::<Instruction>()))?;
     let report = Shared::new().ok()?;
-    hijack::in_child(|| {
+    child::in_child(|| {
         let thread = Pid::from_raw(tid);
         if ptrace::seize(thread, ptrace::Options::PTRACE_O_TRACESYSGOOD).is_err()
             || !hijack::is_thread_of(pid, tid)

@@ -20,19 +20,38 @@ const ATTEMPTS: usize = 5;
 
 /// The threads of `pid`: the number in the thread's own pid namespace, which is what `gettid()` says there, and that in ours.
 pub fn numbers(pid: i32) -> HashMap<u32, u32> {
-    let number = |tid: i32| Some((inner(pid, tid)?, u32::try_from(tid).ok()?));
-    observe::threads(pid).into_iter().filter_map(number).collect()
+    let threads = observe::threads(pid);
+    // All threads of a process are in one namespace; if that is ours, each has the number that we know.
+    let of_first = threads.iter().find_map(|&tid| levels(pid, tid));
+    let is_ours = of_first.is_some_and(|levels| levels.len() <= 1);
+    let number = |tid: i32| {
+        let outer = u32::try_from(tid).ok()?;
+        let inner = if is_ours {
+            outer
+        } else {
+            levels(pid, tid)?.last().copied().unwrap_or(outer)
+        };
+        Some((inner, outer))
+    };
+    threads.into_iter().filter_map(number).collect()
 }
 
-fn inner(pid: i32, tid: i32) -> Option<u32> {
-    let status = std::fs::read(format!("/proc/{pid}/task/{tid}/status")).ok()?;
-    innermost(&String::from_utf8_lossy(&status)).or(u32::try_from(tid).ok())
+/// A thread's numbers in our pid namespace and in those below it, down to its own. `None` if it is gone.
+fn levels(pid: i32, tid: i32) -> Option<Vec<u32>> {
+    observe::made_file(format!("/proc/{pid}/task/{tid}/status"))
+        .ok()
+        .map(|status| levels_in(&status))
 }
 
-/// The last number of a thread's line `NSpid`, which kernels without pid namespaces do not have.
-fn innermost(status: &str) -> Option<u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    line.split_whitespace().last()?.parse().ok()
+/// What a thread's line `NSpid` says, which kernels without pid namespaces do not have.
+fn levels_in(status: &str) -> Vec<u32> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))
+        .unwrap_or_default();
+    line.split_whitespace()
+        .filter_map(|number| number.parse().ok())
+        .collect()
 }
 
 /// The distance (to be added) from the thread pointer to the thread's number; `None` where it cannot be told.
@@ -56,8 +75,8 @@ mod tests {
 
     #[test]
     fn the_number_in_the_innermost_namespace_counts() {
-        assert_eq!(innermost("Name:\tx\nNSpid:\t4242\t17\nThreads:\t1\n"), Some(17));
-        assert_eq!(innermost("Name:\tx\n"), None);
+        assert_eq!(levels_in("Name:\tx\nNSpid:\t4242\t17\nThreads:\t1\n"), [4242, 17]);
+        assert!(levels_in("Name:\tx\n").is_empty());
         let own = std::process::id();
         assert_eq!(numbers(i32::try_from(own).unwrap()).get(&own), Some(&own));
     }

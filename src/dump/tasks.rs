@@ -1,7 +1,6 @@
 //! What the kernel says of each thread of a process: name, state, system call, and whether it has run since.
 
 use pyheap_injector::observe::{self, Doing};
-use std::fs;
 
 /// A thread, at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,8 +47,8 @@ fn task(pid: i32, tid: i32) -> Option<Task> {
     // First this: for a thread that is about to block, the kernel waits until it is off the processor, and so the
     // counter below holds that, too.
     let doing = observe::doing(pid, tid)?;
-    let status = fs::read(format!("/proc/{pid}/task/{tid}/status")).ok()?;
-    parse(tid, doing, &String::from_utf8_lossy(&status))
+    let status = observe::made_file(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+    parse(tid, doing, &status)
 }
 
 fn parse(tid: i32, doing: Doing, status: &str) -> Option<Task> {
