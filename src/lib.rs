@@ -3,7 +3,7 @@
 //! The folders of this crate sort in the order in which a sample visits them: [`attach`] finds the interpreter and puts
 //! the shim there, [`collect`] drains its ring, [`frames`] turns raw frames into file, line and function, [`profile`]
 //! writes and reads the files, [`reader`] answers questions about them, [`report`] makes answers of them, [`serve`] gives them by HTTP,
-//! [`ui`] shows them.
+//! [`ui`] shows them. [`threads`] starts the threads of all that.
 //! [`dump`] goes another way: it reads the stacks of all threads as they are now. So do [`census`], which reads the objects, and
 //! [`rss`], which reads where all of the memory is.
 
@@ -17,6 +17,7 @@ pub mod reader;
 pub mod report;
 pub mod rss;
 pub mod serve;
+pub mod threads;
 pub mod ui;
 
 /// Version and commit of this build.

@@ -20,6 +20,10 @@ pub(crate) fn leave_group() {
     let _ = nix::unistd::setpgid(own, own);
 }
 
+/// What failed when there can be no more processes.
+pub(crate) const CLONE: &str =
+    "making a process that traces (is the limit of processes reached: ulimit -u, pids.max of the cgroup?)";
+
 fn os_error(what: &'static str) -> impl FnOnce(nix::Error) -> HijackError {
     move |errno| HijackError::Os {
         what,
@@ -62,7 +66,7 @@ fn without_signals(make: impl FnOnce() -> libc::c_int) -> Result<Pid, HijackErro
     let failed = nix::errno::Errno::last();
     let _ = mask.thread_set_mask();
     if made < 0 {
-        return Err(os_error("clone")(failed));
+        return Err(os_error(CLONE)(failed));
     }
     Ok(Pid::from_raw(made))
 }
@@ -132,7 +136,7 @@ impl Drop for StandIn {
 /// `work` runs between fork and exit of a process that may have other threads: it must not allocate, lock or panic.
 pub(crate) fn in_copy(work: impl FnOnce()) -> Result<(), HijackError> {
     // SAFETY: the child makes only system calls and touches memory prepared before; it leaves by `_exit`.
-    match unsafe { nix::unistd::fork() }.map_err(os_error("fork"))? {
+    match unsafe { nix::unistd::fork() }.map_err(os_error(CLONE))? {
         nix::unistd::ForkResult::Child => {
             leave_group();
             let _ = SigSet::all().thread_block();

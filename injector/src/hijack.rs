@@ -11,7 +11,7 @@
 )]
 
 use crate::arch::{self, Call, Gadgets, Job, PtraceRequest, Registers, Signals};
-use crate::child::{StandIn, in_child};
+use crate::child::{CLONE, StandIn, in_child};
 use crate::observe::Watch;
 use nix::sys::ptrace;
 use nix::unistd::Pid;
@@ -322,17 +322,27 @@ fn hijack_by(pid: i32, threads: &[i32], way: Way<'_>, patience: Duration) -> Res
     let report = Shared::new()?;
     arch::ask_processor();
     let stand_in = StandIn::new();
-    let task = Task {
-        pid,
-        threads,
-        memory: memory.as_raw_fd(),
-        way,
-        caught: caught_signals(pid),
-        stand_in: stand_in.as_ref(),
-        patience,
+    let caught = caught_signals(pid);
+    let work = |stand_in: Option<&StandIn>| {
+        let task = Task {
+            pid,
+            threads,
+            memory: memory.as_raw_fd(),
+            way,
+            caught,
+            stand_in,
+            patience,
+        };
+        in_child(|| redirect(&report, &task))
     };
-    in_child(|| redirect(&report, &task))?;
+    let done = work(stand_in.as_ref());
+    let was_there = stand_in.is_some();
     drop(stand_in);
+    match done {
+        // There may have been room for one process only.
+        Err(HijackError::Os { what: CLONE, .. }) if was_there => work(None)?,
+        done => done?,
+    }
     let tid = report.tid.load(Ordering::Acquire) as i32;
     let source = || std::io::Error::from_raw_os_error(report.errno.load(Ordering::Acquire) as i32);
     match report.state.load(Ordering::Acquire) {

@@ -19,6 +19,7 @@ use crate::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use crate::profile::names::ProfileNames;
 use crate::profile::writer::{AllocDetail, Frame, WriteError};
 use crate::report::human::exact_bytes;
+use crate::threads;
 use pyheap_injector::RemoteMemory;
 use pyheap_protocol::RemoteAddr;
 use pyheap_protocol::control::{Control, Counters, Doubled, GAP_UNIT, Identity};
@@ -219,9 +220,6 @@ impl Recorder {
         privileges::drop_unneeded();
         let rotation = files.as_ref().map(Files::rotation).unwrap_or_default();
         let live = Arc::new(Mutex::new(Live::new(session.period())));
-        let stop = Arc::new(AtomicBool::new(false));
-        let failed = Arc::new(Mutex::new(None));
-        let saved = Arc::new(Mutex::new(Saved::default()));
         let (to_resolver, chunks) = sync_channel(QUEUE);
         let (to_writer, messages) = sync_channel::<Write>(BATCHES);
         let drain = Drain::new(session, started);
@@ -238,60 +236,23 @@ impl Recorder {
             limits.domains,
             places.slab_entries,
         );
-        let (waiting, damaged) = (drain.waiting(), Arc::new(AtomicBool::new(false)));
+        let waiting = drain.waiting();
         let calm = limits.calm_pause(session.period());
-        let drain = {
-            let stop = Arc::clone(&stop);
-            let to_resolver = to_resolver.clone();
-            std::thread::Builder::new()
-                .name("drain".into())
-                .spawn(move || drain.run(&to_resolver, &stop, calm))?
-        };
-        let resolver = {
-            let out = to_writer.clone();
-            let send = move |events: Vec<Event>| out.send(Write::Events(events)).is_ok();
-            let damaged = Arc::clone(&damaged);
-            std::thread::Builder::new()
-                .name("resolve".into())
-                .spawn(move || resolver.run(&chunks, tap, send, &waiting, &damaged))?
-        };
-        let writer = {
-            let writer = Writer {
-                files,
-                period: session.period(),
-                is_save: false,
-                flush: FLUSH.saturating_mul(limits.company.clamp(1, 4)),
-                failed: Arc::clone(&failed),
-                saved: Arc::clone(&saved),
-                error: None,
-            };
-            std::thread::Builder::new()
-                .name("write".into())
-                .spawn(move || writer.run(&messages))?
-        };
-        let stop_looking = Arc::new(AtomicBool::new(false));
-        let looker = {
-            let looker = Looker::new(session, Arc::clone(&live), started);
-            let stop = Arc::clone(&stop_looking);
-            std::thread::Builder::new()
-                .name("types".into())
-                .spawn(move || looker.run(&stop, limits.company))?
-        };
-        Ok(Self {
-            live,
-            looker: Some(looker),
-            stop_looking,
+        let mut recorder = Self {
+            live: Arc::clone(&live),
+            looker: None,
+            stop_looking: Arc::new(AtomicBool::new(false)),
             next_kinds: FIRST_KINDS,
             started,
-            stop,
-            failed,
-            saved,
-            damaged,
-            drain: Some(drain),
-            resolver: Some(resolver),
-            writer: Some(writer),
-            to_writer: Some(to_writer),
-            to_resolver: Some(to_resolver),
+            stop: Arc::new(AtomicBool::new(false)),
+            failed: Arc::new(Mutex::new(None)),
+            saved: Arc::new(Mutex::new(Saved::default())),
+            damaged: Arc::new(AtomicBool::new(false)),
+            drain: None,
+            resolver: None,
+            writer: None,
+            to_writer: Some(to_writer.clone()),
+            to_resolver: Some(to_resolver.clone()),
             watch: Watch::new(limits),
             period: session.period(),
             notes: Vec::new(),
@@ -308,7 +269,29 @@ impl Recorder {
             missed: MissedFrees::new(session),
             rotation,
             files_begun: Duration::ZERO,
-        })
+        };
+        let writer = Writer {
+            files,
+            period: session.period(),
+            is_save: false,
+            flush: FLUSH.saturating_mul(limits.company.clamp(1, 4)),
+            failed: Arc::clone(&recorder.failed),
+            saved: Arc::clone(&recorder.saved),
+            error: None,
+        };
+        let looker = Looker::new(session, live, started);
+        // If one of them cannot be started, those before it end with the recorder.
+        let stop = Arc::clone(&recorder.stop);
+        recorder.drain = Some(threads::start("drain", move || drain.run(&to_resolver, &stop, calm))?);
+        let send = move |events: Vec<Event>| to_writer.send(Write::Events(events)).is_ok();
+        let damaged = Arc::clone(&recorder.damaged);
+        recorder.resolver = Some(threads::start("resolve", move || {
+            resolver.run(&chunks, tap, send, &waiting, &damaged)
+        })?);
+        recorder.writer = Some(threads::start("write", move || writer.run(&messages))?);
+        let stop = Arc::clone(&recorder.stop_looking);
+        recorder.looker = Some(threads::start("types", move || looker.run(&stop, limits.company))?);
+        Ok(recorder)
     }
 
     /// Time since the start.
@@ -586,9 +569,7 @@ impl Recorder {
         let all_here = AtomicBool::new(false);
         std::thread::scope(|scope| {
             if let Some(looker) = &mut looker {
-                let _ = std::thread::Builder::new()
-                    .name("types".into())
-                    .spawn_scoped(scope, || looker.hurry(&all_here));
+                let _ = threads::start_in(scope, "types", || looker.hurry(&all_here));
             }
             self.stop.store(true, Ordering::Release);
             self.to_resolver = None;
@@ -616,9 +597,29 @@ impl Recorder {
             events: written.events,
             write_error: written.error,
             counters: self.last_counters,
-            losses: self.written_losses,
+            losses: std::mem::take(&mut self.written_losses),
             names: written.names,
             saved,
+        }
+    }
+}
+
+impl Drop for Recorder {
+    /// Ends what [`Recorder::finish`] has not ended: a thread that goes on could be the one too many for the process that takes the
+    /// hooks out.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.stop_looking.store(true, Ordering::Release);
+        (self.to_resolver, self.to_writer) = (None, None);
+        if let Some(drain) = self.drain.take() {
+            drain.thread().unpark();
+            let _ = drain.join();
+        }
+        let _ = self.resolver.take().map(JoinHandle::join);
+        let _ = self.writer.take().map(JoinHandle::join);
+        if let Some(looker) = self.looker.take() {
+            looker.thread().unpark();
+            let _ = looker.join();
         }
     }
 }

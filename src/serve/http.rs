@@ -11,6 +11,7 @@ use super::metrics;
 use super::route::{Route, Whose, Wrong, route};
 use super::served::{Served, Set, lock};
 use crate::attach::privileges;
+use crate::threads;
 use http_body_util::Full;
 use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
@@ -126,7 +127,7 @@ impl Server {
             rules,
             in_flight: Arc::new(Semaphore::new(IN_FLIGHT)),
         });
-        let thread = std::thread::Builder::new().name("http".into()).spawn(move || {
+        let thread = threads::start("http", move || {
             // Whoever talks to strangers has no rights to lose; the thread that makes answers inherits that.
             privileges::drop_all();
             runtime.block_on(async move {

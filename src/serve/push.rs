@@ -9,6 +9,7 @@
 use super::served::lock;
 use super::tls::Tls;
 use crate::attach::privileges;
+use crate::threads;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header;
@@ -181,7 +182,7 @@ impl Pusher {
         let shared = Arc::new((Mutex::new(State::default()), Condvar::new()));
         let thread = {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name("push".into()).spawn(move || {
+            threads::start("push", move || {
                 privileges::drop_all();
                 run(&shared, &place, &runtime);
             })?

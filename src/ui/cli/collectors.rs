@@ -17,6 +17,7 @@ use crate::profile::names::SuffixStyle;
 use crate::report::human::Human;
 use crate::serve::heap::Heap;
 use crate::serve::served::{Served, Set, lock};
+use crate::threads;
 use crate::ui::output::note;
 use pyheap_injector::infect::InfectError;
 use std::collections::{HashMap, HashSet};
@@ -155,10 +156,7 @@ impl Collectors {
         let served = Arc::new(Served::new(id, command));
         self.shared.set.add(Arc::clone(&served));
         let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new()
-            .name(format!("p{}", id.pid))
-            .spawn(move || keep(&served, &shared))
-            .map_err(Failure::failed)?;
+        let thread = threads::start(format!("p{}", id.pid), move || keep(&served, &shared)).map_err(Failure::failed)?;
         self.running.insert(id, thread);
         Ok(())
     }
@@ -288,9 +286,7 @@ fn keep(served: &Arc<Served>, shared: &Arc<Shared>) -> Ended {
     let pid = served.id.pid;
     loop {
         let (one, all) = (Arc::clone(served), Arc::clone(shared));
-        let attach = std::thread::Builder::new()
-            .name(format!("r{pid}"))
-            .spawn(move || record(&one, &all));
+        let attach = threads::start(format!("r{pid}"), move || record(&one, &all));
         let ended = match attach.map(JoinHandle::join) {
             Ok(Ok(ended)) => ended,
             Ok(Err(_)) => Ended::bug(),

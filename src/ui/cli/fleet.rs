@@ -16,7 +16,8 @@ use crate::collect::resolve::lock;
 use crate::collect::{Files, Stop};
 use crate::profile::facts::{EndReason, Losses};
 use crate::profile::names::SuffixStyle;
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crate::threads;
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -183,7 +184,7 @@ impl Fleet {
         let (tell, news) = unbounded();
         let start = |_| {
             let (plan, todo, tell) = (Arc::clone(&plan), todo.clone(), tell.clone());
-            std::thread::Builder::new().name("attach".into()).spawn(move || {
+            threads::start("attach", move || {
                 for job in todo {
                     let pid = job.id.pid;
                     let done = attach(&plan, &job).map(Box::new);
@@ -430,11 +431,16 @@ impl Fleet {
                 && let State::Recording(member) = std::mem::replace(&mut entry.state, State::Leaving)
             {
                 let (tell, verbose) = (self.tell.clone(), self.plan.verbose);
+                let (give, take) = bounded(1);
                 let leave = move || {
-                    let _ = tell.send(News::Left(leave(member.recording, &Why::Stop(stop), verbose)));
+                    if let Ok(recording) = take.try_recv() {
+                        let _ = tell.send(News::Left(leave(recording, &Why::Stop(stop), verbose)));
+                    }
                 };
-                if let Err(error) = std::thread::Builder::new().name("leave".into()).spawn(leave) {
-                    say(&format!("{pid}: cannot start a thread: {error}"));
+                let _ = give.send(member.recording);
+                // The others wait for it if it must be done here.
+                if threads::start("leave", leave.clone()).is_err() {
+                    leave();
                 }
             }
         }
@@ -499,16 +505,18 @@ impl Fleet {
         }
         drop(to_leave);
         std::thread::scope(|scope| {
+            let tell = self.tell.clone();
+            let work = move || {
+                for recording in todo {
+                    let _ = tell.send(News::Left(leave(recording, why, verbose)));
+                }
+            };
             for _ in 0..LEAVERS.min(leaving) {
-                let (todo, tell) = (todo.clone(), self.tell.clone());
-                scope.spawn(move || {
-                    for recording in todo {
-                        let _ = tell.send(News::Left(leave(recording, why, verbose)));
-                    }
-                });
+                if threads::start_in(scope, "leave", work.clone()).is_err() {
+                    work.clone()();
+                }
             }
             for _ in 0..leaving {
-                // A thread that could not be started says nothing.
                 let Ok(news) = self.news.recv_timeout(Duration::from_secs(60)) else {
                     break;
                 };

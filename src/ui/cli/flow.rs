@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use super::failure::{Failure, code};
 use super::select::{self, FilterArgs};
 use crate::reader::{DotOptions, FlowGraph, Mode, Reader, Recursion};
+use crate::threads;
 use crate::ui::output::{note, to_stdout};
 use crate::ui::save::save;
 use crate::ui::units::Moment;
@@ -190,7 +191,7 @@ fn render(text: &str, format: &str) -> Result<Vec<u8>, Box<dyn Error>> {
         })?;
     let stdin = child.stdin.take();
     let text = text.to_owned();
-    let feeder = std::thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(text.as_bytes())));
+    let feeder = threads::start("dot", move || stdin.map(|mut stdin| stdin.write_all(text.as_bytes())))?;
     let output = child.wait_with_output()?;
     let _ = feeder.join();
     let said = String::from_utf8_lossy(&output.stderr);

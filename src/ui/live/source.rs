@@ -5,6 +5,7 @@
 //! not that which runs.
 
 use crate::collect::tree::NamedFrame;
+use crate::threads;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use std::collections::HashMap;
@@ -44,9 +45,7 @@ impl Sources {
         let lines = Lines::default();
         let (ask, questions) = bounded(QUEUE);
         let found = Arc::clone(&lines);
-        std::thread::Builder::new()
-            .name("source".into())
-            .spawn(move || answer(pid, begun, &questions, &found))?;
+        threads::start("source", move || answer(pid, begun, &questions, &found))?;
         Ok(Self { lines, ask })
     }
 

@@ -3,6 +3,7 @@
 //! * Writes never block for long: a terminal behind a dead connection must not keep the hooks in the target.
 //! * Keys come from a thread of their own: the reader spins when the terminal has gone, and nobody waits for it.
 
+use crate::threads;
 use crossbeam_channel::{Receiver, bounded};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -121,7 +122,7 @@ impl Terminal {
         give_back_in_panics();
         take(tui.backend_mut())?;
         let (send, keys) = bounded(QUEUE);
-        std::thread::Builder::new().name("keys".into()).spawn(move || {
+        threads::start("keys", move || {
             while let Ok(event) = event::read() {
                 if send.send(event).is_err() {
                     return;
