@@ -1,12 +1,10 @@
 //! Promise: what has once harmed a target, or made a number wrong, does not do it again. Each test is an attack that succeeded.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::picture::Picture;
-use common::report::top;
-use common::target::Target;
-use common::{DEADLINE, each_of, golden, pyheap, scratch, skipped, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::Picture;
+use crate::common::report::top;
+use crate::common::target::Target;
+use crate::common::{DEADLINE, each_of, golden, pyheap, scratch, skipped, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
