@@ -1,12 +1,10 @@
 //! Promise: no number is a lie. On every supported interpreter the estimate of every allocation site is inside its exact
 //! acceptance region, under the right file, line and function, and what was freed is gone.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::report::{Row, top};
-use common::target::Target;
-use common::{binomial, have, pyheap, scratch, skipped};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::report::{Row, top};
+use crate::common::target::Target;
+use crate::common::{self, binomial, have, pyheap, scratch, skipped};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};

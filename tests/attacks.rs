@@ -1,12 +1,11 @@
 //! Promise: what has once harmed a target, or made a number wrong, does not do it again. Each test is an attack that succeeded.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::picture::Picture;
-use common::report::top;
-use common::target::Target;
-use common::{DEADLINE, each_of, golden, pyheap, scratch, skipped, until};
+use crate::common::cgroup::Cgroup;
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::Picture;
+use crate::common::report::top;
+use crate::common::target::Target;
+use crate::common::{DEADLINE, each_of, golden, pyheap, scratch, skip, skipped, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -265,6 +264,44 @@ fn hooks_of_another_version() {
             assert_eq!(clean.status, now.status, "{}, {protocol}: {info}", python.name);
             let status = target.ask("STATUS", "STATUS");
             assert_eq!(status["wrong"], 0, "{}, {protocol}: {status}", python.name);
+        }
+        target.exit_cleanly();
+    });
+}
+
+/// In a container that has used up its processes pyheap records if it can, or says what to raise; nothing stays in the target.
+#[test]
+fn few_processes_are_allowed() {
+    const TEST: &str = "attacks: few_processes_are_allowed";
+    const ENOUGH: u32 = 8;
+    if Cgroup::of_processes(1).is_none() {
+        skip!(TEST, "no cgroup that limits processes can be made");
+    }
+    each_of(2, &interpreters::some(&["3.8", "3.12"]), |python| {
+        let dir = scratch();
+        let target = Target::start(python, "hard.py", &["busy"]);
+        let pid = target.pid.to_string();
+        let before = Picture::of(target.pid);
+        for most in 1..=ENOUGH {
+            let group = Cgroup::of_processes(most).expect("as above");
+            let record = format!(
+                "echo $$ >'{}/cgroup.procs' && exec '{}' record {pid} --duration 100ms -o '{}'",
+                group.path(),
+                pyheap::binary(),
+                path(&dir, "run")
+            );
+            let mut shell = std::process::Command::new("sh");
+            shell.args(["-c", &record]);
+            let done = pyheap::start_command(shell).finish(DEADLINE);
+            match done.code() {
+                0 => assert!(most > 1, "{}, {most}: {}", python.name, done.stderr),
+                _ => {
+                    assert!(most < ENOUGH, "{}, {most}: {}", python.name, done.stderr);
+                    drop(done.expect_stderr("pids.max"));
+                }
+            }
+            let differences = before.differences(&Picture::of(target.pid), "");
+            assert!(differences.is_empty(), "{}, {most}: {differences:?}", python.name);
         }
         target.exit_cleanly();
     });

@@ -1,13 +1,11 @@
 //! Promise: whatever happens to the disk, the target or to us, what was recorded until then is kept, the target runs on,
 //! and the next recording works.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::picture::Picture;
-use common::report::top;
-use common::target::Target;
-use common::{DEADLINE, have, is_root, pyheap, scratch, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::Picture;
+use crate::common::report::top;
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, have, is_root, pyheap, scratch, skip, until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::path::Path;

@@ -1,11 +1,9 @@
 //! Promise: `pyheap census` counts what is there, on every interpreter, in a process and in a core file; what it cannot count it
 //! says; and nothing in a heap makes it fail.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::target::Target;
-use common::{DEADLINE, each_of, have, pyheap, scratch, skipped, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::target::Target;
+use crate::common::{DEADLINE, each_of, have, pyheap, scratch, skip, skipped, until};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::process::Command;

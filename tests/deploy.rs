@@ -1,8 +1,7 @@
 //! The manifests in deploy/: that they are YAML, ask for no more rights than they need, and start pyheap with options that it has.
 
-mod common;
-
-use common::pyheap;
+use crate::common;
+use crate::common::pyheap;
 use std::path::PathBuf;
 use yaml_rust2::{Yaml, YamlLoader};
 

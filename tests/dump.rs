@@ -2,11 +2,9 @@
 //!
 //! `PYHEAP_DUMP_STACKS=1000` compares that many stacks a build, instead of the few of a quick run.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::target::Target;
-use common::{DEADLINE, have, pyheap, scratch, skipped, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::target::Target;
+use crate::common::{DEADLINE, have, pyheap, scratch, skip, skipped, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

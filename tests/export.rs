@@ -1,8 +1,6 @@
 //! Promise: what leaves pyheap says what pyheap says, in forms that other tools read, and nothing in a name can harm
 //! whoever looks at it.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::io::{Read, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
-use common::{have, interpreters, scratch, tests_dir};
+use crate::common::{self, have, interpreters, scratch, tests_dir};
 use pyheap::profile::facts::{EndReason, Facts, Losses};
 use pyheap::profile::names::SuffixStyle;
 use pyheap::profile::reader::Reader;

@@ -1,13 +1,11 @@
 //! Promise: `pyheap ps` finds every Python and says whether it can be attached to, and `pyheap doctor` names whatever stands in the
 //! way, by a code of its own and with what helps, and touches nothing.
 
-mod common;
-
-use common::interpreters;
-use common::picture::{Picture, tracer};
-use common::pyheap::{Finished, run, start_command};
-use common::target::Target;
-use common::{DEADLINE, have, is_root, scratch, skipped, until};
+use crate::common::interpreters;
+use crate::common::picture::{Picture, tracer};
+use crate::common::pyheap::{Finished, run, start_command};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, have, is_root, scratch, skip, skipped, until};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,12 +1,10 @@
 //! Promise: one pyheap records all processes of a tree, of a cgroup, or that match, also those that come later; nothing is lost and
 //! nothing is left behind; their recordings can be read as one.
 
-mod common;
-
-use common::interpreters;
-use common::pyheap::{run, start};
-use common::target::Target;
-use common::{DEADLINE, pyheap, scratch, until};
+use crate::common::interpreters;
+use crate::common::pyheap::{run, start};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, pyheap, scratch, skip, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

@@ -1,10 +1,8 @@
 //! Promise: a forked child of a recorded process is not harmed by the shim that it inherits, and can be rid of it.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::target::Target;
-use common::{each_of, pyheap, scratch};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::target::Target;
+use crate::common::{self, each_of, pyheap, scratch};
 
 /// Up to 3.11 and from 3.12 on the hooks are taken out in different ways.
 fn representative() -> Vec<Interpreter> {

@@ -1,9 +1,8 @@
 //! The built-in tables against the DWARF of interpreters that have it: two independent roads to the same numbers.
 
-mod common;
-
-use common::interpreters;
-use common::python::Running;
+use crate::common;
+use crate::common::interpreters;
+use crate::common::python::Running;
 use pyheap::attach::elf::ElfFile;
 use pyheap::attach::module::MappedFile;
 use pyheap::attach::{debug_file, interpreter};

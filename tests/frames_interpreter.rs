@@ -1,9 +1,8 @@
 //! Finding CPython in live processes: version, layout and addresses, on every interpreter that is there.
 
-mod common;
-
-use common::interpreters::{self, Python};
-use common::python::Running;
+use crate::common;
+use crate::common::interpreters::{self, Python};
+use crate::common::python::Running;
 use pyheap::attach::interpreter::{self, OffsetSource, Phase};
 use pyheap::frames::{Build, Layout};
 use pyheap_injector::{ProcessMemory, RemoteMemory};

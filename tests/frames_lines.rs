@@ -1,10 +1,8 @@
 //! Names and lines of code objects, read from outside, against what the interpreter itself says: every instruction of
 //! a good part of the standard library, on every interpreter that is there.
 
-mod common;
-
-use common::interpreters::{self, Python};
-use common::python::Running;
+use crate::common::interpreters::{self, Python};
+use crate::common::python::Running;
 use pyheap::attach::interpreter;
 use pyheap::frames::{BlobMemory, CodeInfo, FrameLine, Layout};
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory};

@@ -1,9 +1,8 @@
 //! Who is refused, with which words and which exit code; who is listed.
 
-mod common;
-
-use common::interpreters;
-use common::python::{Running, targets};
+use crate::common;
+use crate::common::interpreters;
+use crate::common::python::{Running, targets};
 use pyheap::attach::preflight::{self, Refusal};
 use pyheap::attach::process::{self, Facts, MemoryUse, ProcessId, ProportionalMemory};
 use pyheap::attach::{FindError, candidates};
@@ -399,7 +398,11 @@ fn somebody_elses_process_is_refused() {
     let copy = folder.path().join("test");
     common::copy_program(std::env::current_exe().unwrap(), &copy);
     let out = Command::new(&copy)
-        .args(["--exact", "somebody_elses_process_is_refused", "--nocapture"])
+        .args([
+            "--exact",
+            "frames_preflight::somebody_elses_process_is_refused",
+            "--nocapture",
+        ])
         .env(VARIABLE, target.pid().to_string())
         .current_dir("/")
         .uid(65534)

@@ -1,10 +1,8 @@
 //! Whole stacks, walked from outside by a layout's offsets, against what `sys._current_frames` says: plain calls,
 //! generators, comprehensions, coroutines, calls through C, a specialised `__init__`, deep recursion.
 
-mod common;
-
-use common::interpreters::{self, Python};
-use common::python::Running;
+use crate::common::interpreters::{self, Python};
+use crate::common::python::Running;
 use pyheap::attach::interpreter::{self, Interpreter};
 use pyheap::frames::layout::{FrameLayout, TopFrame};
 use pyheap::frames::{CodeInfo, resolve};

@@ -1,14 +1,12 @@
 //! Promise: a frozen copy is of one moment, the process does not notice it, and nothing of it stays, whatever becomes of
 //! pyheap.
 
-mod common;
-
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::Picture;
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, have, is_root, pyheap, skip, until};
 use ::pyheap::attach::frozen::{Ended, FreezeError, Frozen, Limits};
 use ::pyheap::attach::preflight;
-use common::interpreters::{self, Interpreter};
-use common::picture::Picture;
-use common::target::Target;
-use common::{DEADLINE, have, is_root, pyheap, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pyheap_injector::copy::{self, Found};

@@ -1,14 +1,10 @@
 //! Promise: a target that works against pyheap, and a name that works against who reads it, cannot hurt: it ends in time, within
 //! 256 MiB, with an answer, and keeps what was valid.
 
-mod common;
-#[path = "common/every_record.rs"]
-mod every_record;
-
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, every_record, pyheap, scratch, until};
 use ::pyheap::attach::session::regions;
-use common::interpreters::{self, Interpreter};
-use common::target::Target;
-use common::{DEADLINE, pyheap, scratch, until};
 use pyheap_injector::infect::Found;
 use pyheap_protocol::control::{BUCKETS, Config, Control, Counters, Identity};
 use serde_json::json;

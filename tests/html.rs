@@ -3,14 +3,12 @@
 //!
 //! All but the last test drive a real browser; without one they are skipped.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use common::chromium::{Chromium, browser};
-use common::pyheap::run;
-use common::{scratch, tests_dir};
+use crate::common::chromium::{Chromium, browser};
+use crate::common::pyheap::run;
+use crate::common::{scratch, skip, tests_dir};
 use pyheap::profile::facts::{EndReason, Facts, Losses, MemorySample};
 use pyheap::profile::names::SuffixStyle;
 use pyheap::profile::writer::{AllocDetail, Frame, ProfileWriter};

@@ -5,12 +5,10 @@
 //! thousands of simulated programs (`src/report/leaks/simulated.rs`). What is left is the machine: a target that stood still for
 //! long says so, and is recorded again.
 
-mod common;
-
-use common::interpreters;
-use common::pyheap::run;
-use common::target::Target;
-use common::{pyheap, scratch};
+use crate::common::interpreters;
+use crate::common::pyheap::run;
+use crate::common::target::Target;
+use crate::common::{self, pyheap, scratch, skip};
 use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;

@@ -1,12 +1,10 @@
 //! The live view of `pyheap attach`, driven in a terminal as a user drives it: keys go in by tmux, what is read is the screen.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::picture::Picture;
-use common::pyheap::{self, binary, start};
-use common::target::Target;
-use common::{DEADLINE, have, scratch, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::Picture;
+use crate::common::pyheap::{self, binary, start};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, have, scratch, skip, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -418,7 +416,7 @@ fn a_panic_gives_the_terminal_back() {
     let directory = scratch();
     let this = std::env::current_exe().unwrap();
     let run = format!(
-        "{} --exact panics_in_a_terminal --ignored --nocapture; stty -a; sleep 600",
+        "{} --exact live::panics_in_a_terminal --ignored --nocapture; stty -a; sleep 600",
         this.display()
     );
     let pane = Pane::open(directory.path(), (120, 40), &run);

@@ -1,12 +1,10 @@
 //! Promise: our files are heapprof files. A model of the format that shares no code with ours (`tests/model/hpmodel.py`)
 //! reads the same traces and totals from them, and ours reads what the model writes.
 
-mod common;
-
+use crate::common::report::{flame, top};
+use crate::common::target::Target;
+use crate::common::{interpreters, pyheap, scratch, skip, tests_dir};
 use ::pyheap::profile::hpc::Digest;
-use common::report::{flame, top};
-use common::target::Target;
-use common::{interpreters, pyheap, scratch, tests_dir};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::process::Command;

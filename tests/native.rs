@@ -1,12 +1,10 @@
 //! Promise: with --native, memory of native code is seen under its Python line and its own symbol, once and truly, and the
 //! process's slots are afterwards what they were.
 
-mod common;
-
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::target::Target;
+use crate::common::{self, binomial, each_of, pyheap, scratch, skipped, until};
 use ::pyheap::attach::slots::{Object, Slot, places};
-use common::interpreters::{self, Interpreter};
-use common::target::Target;
-use common::{binomial, each_of, pyheap, scratch, skipped, until};
 use nix::sys::signal::Signal;
 use pyheap_injector::{ProcessMemory, RemoteAddr, RemoteMemory, space};
 use pyheap_protocol::control::native::FFI_CALL;

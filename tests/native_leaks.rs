@@ -1,11 +1,9 @@
 //! Promise: with --native, what extension modules of real packages keep by plain malloc is blamed at the Python line that led there:
 //! arrays of numpy, a parser and a tokenizer at versions whose leaks were reported, from PyPI; and so are mappings by ctypes.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::target::Target;
-use common::{binomial, pyheap, scratch, skipped, target_script};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::target::Target;
+use crate::common::{binomial, pyheap, scratch, skipped, target_script};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,12 +1,10 @@
 //! Promise: with --native-stacks, a sample of native memory has Python's frames and C's in the order in which they called each
 //! other, and a debugger says the same.
 
-mod common;
-
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::target::Target;
+use crate::common::{self, each_of, pyheap, scratch, skipped};
 use ::pyheap::collect::unwind::{End, Unwinder};
-use common::interpreters::{self, Interpreter};
-use common::target::Target;
-use common::{each_of, pyheap, scratch, skipped};
 use pyheap_injector::{ProcessMemory, space};
 use pyheap_protocol::record::{Entry, Head, Piece};
 use serde_json::Value;

@@ -1,12 +1,10 @@
 //! Promise: a prefork server under load is recorded without one wrong answer, with its workers if that is wanted, and afterwards
 //! no process of it maps anything of pyheap. The server is gunicorn, from PyPI.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::picture::tracer;
-use common::target::Target;
-use common::{DEADLINE, each_of, pyheap, scratch, skipped, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::tracer;
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, each_of, pyheap, scratch, skip, skipped, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

@@ -343,7 +343,7 @@ fn a_full_disk_leaves_whole_records() {
         ])
         .arg(std::env::current_exe().unwrap())
         .args([
-            "a_full_disk_leaves_whole_records",
+            "profile_writer::a_full_disk_leaves_whole_records",
             if sh_counts_kibibytes() { "64" } else { "128" },
         ])
         .env("PYHEAP_TEST_FULL_DISK", &base)

@@ -1,12 +1,10 @@
 //! Promise: the commands do what their help says: choosing a process, starting one, progress, Ctrl-C, the demo, the view.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::pyheap::{start, start_command};
-use common::report::{flame, top};
-use common::target::Target;
-use common::{DEADLINE, have, is_root, pyheap, scratch, target_script};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::pyheap::{start, start_command};
+use crate::common::report::{flame, top};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, have, is_root, pyheap, scratch, skip, target_script};
 use nix::sys::signal::Signal;
 use std::path::Path;
 use std::process::Command;

@@ -1,15 +1,13 @@
 //! Promise: what cannot be profiled is refused in one line that says why, with the right exit code, untouched.
 //!
 //! The lines are in `tests/golden/refusals.txt` (`name: exit code: line`, what varies replaced by PID, DIR and EXE);
-//! `PYHEAP_BLESS=1 cargo test --test refusals` writes it anew.
+//! `PYHEAP_BLESS=1 cargo test --release --test integration refusals::` writes it anew.
 
-mod common;
-
-use common::golden::check as golden;
-use common::picture::{Picture, tracer};
-use common::pyheap::{Finished, run, start_command};
-use common::target::Target;
-use common::{DEADLINE, have, interpreters, is_root, scratch, until};
+use crate::common::golden::check as golden;
+use crate::common::picture::{Picture, tracer};
+use crate::common::pyheap::{Finished, run, start_command};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, have, interpreters, is_root, scratch, skip, until};
 use std::path::Path;
 use std::process::{Command, Stdio};
 

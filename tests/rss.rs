@@ -1,10 +1,8 @@
 //! Promise: the table of `pyheap rss` adds up to what the kernel says, and its verdict is right.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::target::Target;
-use common::{pyheap, scratch, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::target::Target;
+use crate::common::{self, pyheap, scratch, skip, until};
 use serde_json::Value;
 use std::process::Command;
 

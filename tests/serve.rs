@@ -1,13 +1,11 @@
 //! `pyheap serve` and `pyheap push` against real Python processes: the answers are true, and no client harms anybody.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::picture::Picture;
-use common::pprof::Profile;
-use common::pyheap::{self, Running, start};
-use common::target::Target;
-use common::{DEADLINE, have, scratch, skipped, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::Picture;
+use crate::common::pprof::Profile;
+use crate::common::pyheap::{self, Running, start};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, have, scratch, skip, skipped, until};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{ErrorKind, Read as _, Write as _};

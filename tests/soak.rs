@@ -1,9 +1,7 @@
 //! Promise: whatever becomes of pyheap, the target does not notice. Short runs of what `scripts/soak` does at length; one
 //! after the other, since their targets keep all processors busy.
 
-mod common;
-
-use common::{have, interpreters, pyheap};
+use crate::common::{self, have, interpreters, pyheap, skip};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 

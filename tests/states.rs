@@ -2,13 +2,11 @@
 //!
 //! One row a state; `tests/targets/states.py` says what each is. docs/safety.md lists the same states.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::picture::{Picture, rss_kib};
-use common::pyheap::Finished;
-use common::target::Target;
-use common::{DEADLINE, golden, have, in_parallel, is_root, pyheap, scratch, skipped, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::{Picture, rss_kib};
+use crate::common::pyheap::Finished;
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, golden, have, in_parallel, is_root, pyheap, scratch, skip, skipped, until};
 use serde_json::Value;
 use std::process::Command;
 use std::sync::OnceLock;

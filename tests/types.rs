@@ -1,12 +1,10 @@
 //! Promise: what survives is called by its type, and what allocates by its thread, on every interpreter, while memory changes
 //! hands at full speed.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::pyheap::{record, run};
-use common::target::Target;
-use common::{DEADLINE, binomial, each_of, scratch, until};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::pyheap::{record, run};
+use crate::common::target::Target;
+use crate::common::{DEADLINE, binomial, each_of, scratch, skip, until};
 use serde_json::Value;
 use std::sync::Mutex;
 

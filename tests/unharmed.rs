@@ -1,11 +1,9 @@
 //! Promise: the target is never harmed, and after the detach there is no trace of us.
 
-mod common;
-
-use common::interpreters::{self, Interpreter};
-use common::picture::{Picture, rss_kib, tracer};
-use common::target::Target;
-use common::{DEADLINE, alone, each_of, in_parallel, pyheap, scratch};
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::picture::{Picture, rss_kib, tracer};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, alone, each_of, in_parallel, pyheap, scratch};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};

@@ -1,12 +1,10 @@
 //! Every build of CPython: what is hard about finding it, naming its code, and its threads.
 
-mod common;
-
+use crate::common::interpreters::{self, Interpreter};
+use crate::common::report::{Row, top};
+use crate::common::target::Target;
+use crate::common::{self, DEADLINE, have, is_root, pyheap, scratch, skipped, until};
 use ::pyheap::attach::elf::ElfFile;
-use common::interpreters::{self, Interpreter};
-use common::report::{Row, top};
-use common::target::Target;
-use common::{DEADLINE, have, is_root, pyheap, scratch, skipped, until};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -1,10 +1,26 @@
-//! A memory cgroup for a test.
+//! A cgroup for a test.
 
-/// A memory cgroup of ours, below our own; gone on drop.
+/// A cgroup of ours that limits memory or processes, below our own; gone on drop.
 pub struct Cgroup(std::path::PathBuf);
 
+/// The files that limit memory and processes, one of which is in a cgroup that can.
+const MEMORY: &[&str] = &["memory.max", "memory.limit_in_bytes"];
+const PROCESSES: &[&str] = &["pids.max"];
+
 impl Cgroup {
+    /// One that can limit memory.
     pub fn make() -> Option<Self> {
+        Self::of("memory", MEMORY)
+    }
+
+    /// One in which there can be only so many processes and threads.
+    pub fn of_processes(most: u32) -> Option<Self> {
+        let group = Self::of("pids", PROCESSES)?;
+        std::fs::write(group.file(PROCESSES)?, most.to_string()).ok()?;
+        Some(group)
+    }
+
+    fn of(controller: &str, files: &[&str]) -> Option<Self> {
         let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         static MADE: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = MADE.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -13,7 +29,7 @@ impl Cgroup {
             let mut parts = line.splitn(3, ':').skip(1);
             match (parts.next()?, parts.next()?) {
                 ("", path) => Some(format!("/sys/fs/cgroup{path}")),
-                ("memory", path) => Some(format!("/sys/fs/cgroup/memory{path}")),
+                (name, path) if name == controller => Some(format!("/sys/fs/cgroup/{controller}{path}")),
                 _ => None,
             }
         });
@@ -21,19 +37,15 @@ impl Cgroup {
         groups
             .filter(|group| std::fs::create_dir(group).is_ok())
             .map(Self)
-            .find(|group| group.file().is_some())
+            .find(|group| group.file(files).is_some())
     }
 
-    fn file(&self) -> Option<std::path::PathBuf> {
-        let files = ["memory.max", "memory.limit_in_bytes"];
-        files
-            .map(|name| self.0.join(name))
-            .into_iter()
-            .find(|file| file.exists())
+    fn file(&self, names: &[&str]) -> Option<std::path::PathBuf> {
+        names.iter().map(|name| self.0.join(name)).find(|file| file.exists())
     }
 
     pub fn limit(&self, pid: &str, bytes: u64) -> bool {
-        self.file()
+        self.file(MEMORY)
             .is_some_and(|file| std::fs::write(file, bytes.to_string()).is_ok())
             && self.add(pid)
     }

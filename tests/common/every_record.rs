@@ -2,7 +2,7 @@
 //! `tests/hostile.rs` with a real ring.
 //!
 //! Nothing here may panic, whatever the bytes are, and what comes out is no larger than what went in allows.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each fuzz target, and the test, uses a part of this")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;

@@ -1,7 +1,7 @@
 //! Bytes through everything that reads or exports a profile: the mutation test and the fuzz targets do the same.
 //!
 //! Nothing here may panic but for a broken promise, whatever the bytes are.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each fuzz target uses a part of this")]
 
 use std::collections::BTreeMap;
 use std::path::Path;

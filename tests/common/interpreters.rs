@@ -31,12 +31,6 @@ pub fn named() -> Vec<Interpreter> {
     list
 }
 
-/// An interpreter without any symbol that is supported, if there is one.
-pub fn hidden() -> Option<Interpreter> {
-    let mut all = all_listed().into_iter();
-    all.find(|i| i.name.starts_with("hidden-") && i.name != "hidden-3.8")
-}
-
 /// The one with this name, if it is there.
 pub fn listed(name: &str) -> Option<Interpreter> {
     all_listed().into_iter().find(|i| i.name == name)

@@ -9,11 +9,10 @@
 //! the one cargo built, `PYHEAP_SKIPS` a file that collects
 //! what was skipped, `PYHEAP_BLESS=1` writes golden files anew instead of comparing.
 
-#![allow(dead_code, reason = "each test file uses a part of this")]
-
 pub mod binomial;
 pub mod cgroup;
 pub mod chromium;
+pub mod every_record;
 pub mod golden;
 pub mod interpreters;
 pub mod lines;
@@ -83,13 +82,13 @@ pub fn copy_program(from: impl AsRef<Path>, to: impl AsRef<Path>) {
 }
 
 /// Ends the test that it stands in, and says why.
-#[macro_export]
 macro_rules! skip {
     ($test:expr, $($why:tt)*) => {{
         $crate::common::skipped($test, &format!($($why)*));
         return;
     }};
 }
+pub(crate) use skip;
 
 /// Held by tests that measure time or load the machine, so that they run one after the other.
 pub fn alone() -> MutexGuard<'static, ()> {

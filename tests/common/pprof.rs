@@ -22,7 +22,6 @@ pub struct Profile {
     /// What the values are.
     pub kinds: Vec<String>,
     pub samples: Vec<Sample>,
-    pub time_nanos: i64,
     pub duration_nanos: i64,
     pub period: i64,
     pub comments: Vec<String>,
@@ -187,7 +186,6 @@ fn parse(bytes: &[u8]) -> Profile {
             .map(|kind| text(number(kind, 1)))
             .collect(),
         samples: samples.collect(),
-        time_nanos: number(bytes, 9) as i64,
         duration_nanos: number(bytes, 10) as i64,
         period: number(bytes, 12) as i64,
         comments: packed(bytes, 13).into_iter().map(text).collect(),

@@ -13,8 +13,6 @@ pub struct Row {
     pub frames: Vec<(String, String, u64)>,
     /// Estimated.
     pub bytes: f64,
-    /// Half the width of the 95 % interval of `bytes`.
-    pub bytes_margin: f64,
     /// Estimated.
     pub objects: f64,
     /// Sampled objects behind the estimate.
@@ -24,7 +22,6 @@ pub struct Row {
 #[derive(Debug, Clone)]
 pub struct Top {
     pub total_bytes: f64,
-    pub total_objects: f64,
     /// Largest first.
     pub rows: Vec<Row>,
 }
@@ -50,6 +47,7 @@ pub fn top(base: &str, more: &[&str]) -> Top {
                 .flatten()
                 .map(frame)
                 .collect();
+            assert!(number(row, "live_bytes_margin") >= 0.0, "{row}");
             let (function, file, line) = frames.last().cloned().unwrap_or_else(|| frame(&row["site"]));
             Row {
                 function,
@@ -57,15 +55,14 @@ pub fn top(base: &str, more: &[&str]) -> Top {
                 line,
                 frames,
                 bytes: number(row, "live_bytes"),
-                bytes_margin: number(row, "live_bytes_margin"),
                 objects: number(row, "live_objects"),
                 samples: row["samples"].as_u64(),
             }
         })
         .collect();
+    assert!(number(&json, "live_objects") >= 0.0, "{json}");
     Top {
         total_bytes: number(&json, "live_bytes"),
-        total_objects: number(&json, "live_objects"),
         rows,
     }
 }

@@ -1,12 +1,10 @@
 //! Promise: `pyheap where` names the line that allocated a live object of a recorded process, and says "not sampled" of all
 //! others.
 
-mod common;
-
-use common::interpreters;
-use common::pyheap::{record, run};
-use common::target::Target;
-use common::{DEADLINE, scratch, until};
+use crate::common::interpreters;
+use crate::common::pyheap::{record, run};
+use crate::common::target::Target;
+use crate::common::{DEADLINE, scratch, skip, until};
 use serde_json::Value;
 
 fn where_json(pid: i32, address: u64) -> Option<Value> {
