@@ -350,6 +350,18 @@ fn a_cgroup_is_recorded() {
     recording.interrupt();
     assert_eq!(recorded(dir.path()), [one, other].map(|pid| pid.to_string()).into());
     [one, other].into_iter().for_each(is_clean);
+    // By the path that the kernel shows, which has no folder of a controller.
+    let shown = std::fs::read_to_string(format!("/proc/{one}/cgroup")).expect("our own child");
+    let own = std::path::Path::new(group.path()).file_name().expect("a folder");
+    let own = own.to_str().expect("UTF-8");
+    let mut shown = shown.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let shown = shown.find(|path| path.ends_with(own));
+    let again = dir.path().join("again").to_str().expect("UTF-8").to_owned();
+    let shown = shown.expect("it is in the group");
+    let mut recording = start(["record", "--cgroup", shown, "-o", &again]);
+    recording.wait_stderr(&format!("recording {one} "));
+    recording.interrupt();
+    [one, other].into_iter().for_each(is_clean);
     target.ask("EXIT", "DONE");
     assert!(target.wait().success());
 }

@@ -730,6 +730,9 @@ fn who_is_not_asked_for_is_left_alone() {
     let before = Picture::of(target.pid);
     let mut service = Service::exact(&target, &["--idle-detach", "1s"]);
     let own = format!("pyheap_attached{{pid=\"{}\"}}", target.pid);
+    service
+        .running
+        .wait_stderr("(nobody has asked for its profile for a while)");
     service.running.wait_stderr("nobody has asked for 1s");
     assert_eq!(service.metrics()[&own], 0.0, "asking for that is no asking");
     until("the hooks to be gone", DEADLINE, || {

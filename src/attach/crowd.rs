@@ -38,9 +38,13 @@ impl Selection {
     /// # Errors
     /// With a sentence, when there is no such group.
     pub fn cgroup(path: &Path) -> Result<Self, String> {
-        let below = Path::new(CGROUPS).join(path.strip_prefix("/").unwrap_or(path));
-        let found = [path.to_owned(), below]
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        let below = |controller: &str| Path::new(CGROUPS).join(controller).join(relative);
+        // Version 1 has a tree for each controller; a process is mostly at the same place in all of them.
+        let controllers = ["", "unified", "memory", "pids", "cpu", "systemd"];
+        let found = [path.to_owned()]
             .into_iter()
+            .chain(controllers.map(below))
             .find(|dir| dir.join("cgroup.procs").is_file());
         found.map(Self::Cgroup).ok_or_else(|| {
             format!(

@@ -22,7 +22,7 @@ use serde::Serialize;
 /// The bit of `CAP_SYS_PTRACE` in `CapEff`.
 const CAP_SYS_PTRACE: u64 = 1 << 19;
 /// A thread that was stopped stands still for so long, in microseconds: the usual, and on a busy machine. docs/safety.md.
-const STOP_MICROS: (u64, u64) = (70, 1000);
+const STOP_MICROS: (u64, u64) = (36, 1000);
 /// A memory cgroup without limit has this much room.
 const NO_LIMIT: u64 = 1 << 60;
 /// Labels of security modules are not read further.

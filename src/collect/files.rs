@@ -3,8 +3,10 @@
 use super::live::KindCounts;
 use super::rotation::{Past, Rotation};
 use crate::profile::facts::{EndReason, Facts, Losses, MemorySample};
-use crate::profile::names::{ProfileNames, SuffixStyle};
+use crate::profile::names::{Part, ProfileNames, SuffixStyle};
+use crate::profile::reader::Reader;
 use crate::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,6 +44,54 @@ pub struct SaveRequest {
     pub at: Duration,
 }
 
+/// In a part's facts: the name of the part before it.
+const CONTINUES: &str = "continues";
+
+/// `run.2` after `run`.
+fn part_after_first(first: &Path, number: impl std::fmt::Display) -> PathBuf {
+    let mut base = first.as_os_str().to_owned();
+    base.push(format!(".{number}"));
+    PathBuf::from(base)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Removes the later parts of an older recording of that name: they would be taken for parts of the new one. Each says itself
+/// which it continues; a number may also be that of a process.
+fn remove_older_parts(first: &Path) {
+    let directory = first.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let Ok(entries) = std::fs::read_dir(directory.unwrap_or(Path::new("."))) else {
+        return;
+    };
+    let own = name(first);
+    let number = |file: &str| {
+        let (number, _) = file.strip_prefix(&own)?.strip_prefix('.')?.split_once(['.', '_'])?;
+        number.parse::<u32>().ok().filter(|number| *number > 1)
+    };
+    let numbers: BTreeSet<u32> = entries
+        .flatten()
+        .filter_map(|entry| number(entry.file_name().to_str()?))
+        .collect();
+    for number in numbers {
+        let base = part_after_first(first, number);
+        let before = match number {
+            2 => own.clone(),
+            _ => name(&part_after_first(first, number - 1)),
+        };
+        let is_part = Reader::open(&base).is_ok_and(|reader| {
+            let facts = reader.sidecar().map(|sidecar| &sidecar.header.facts);
+            facts.is_some_and(|facts| facts.more.get(CONTINUES).and_then(|name| name.as_str()) == Some(&before))
+        });
+        if let Some(names) = ProfileNames::find(&base).filter(|_| is_part) {
+            for part in Part::ALL {
+                let _ = std::fs::remove_file(names.path(part));
+            }
+        }
+    }
+}
+
 impl Files {
     /// Creates the files that `request` asks for, which begin now, `request.at` after the start of the recording.
     ///
@@ -61,8 +111,10 @@ impl Files {
     /// When the files cannot be created.
     pub fn create(base: &Path, style: SuffixStyle, period: u64, facts: Facts) -> Result<Self, WriteError> {
         let started = SystemTime::now();
+        let now = ProfileWriter::create(base, style, started, period, &facts)?;
+        remove_older_parts(now.names().base());
         Ok(Self {
-            now: ProfileWriter::create(base, style, started, period, &facts)?,
+            now,
             base: base.to_owned(),
             style,
             facts,
@@ -96,13 +148,10 @@ impl Files {
     /// When one cannot be written or the other not created.
     pub fn next(&mut self, at: Duration, period: u64) -> Result<(), WriteError> {
         let first = ProfileNames::new(&self.base, self.style);
-        let mut base = first.base().as_os_str().to_owned();
-        base.push(format!(".{}", self.parts + 1));
-        let base = PathBuf::from(base);
-        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let base = part_after_first(first.base(), self.parts + 1);
         let mut facts = self.facts.clone();
         let before = name(self.now.names().base());
-        facts.more.insert("continues".to_owned(), before.into());
+        facts.more.insert(CONTINUES.to_owned(), before.into());
         let start = self.started + at;
         let next = ProfileWriter::create(&base, self.style, start, period, &facts)?;
         self.end(at, &EndReason::Continued { next: name(&base) });
@@ -218,5 +267,34 @@ impl Files {
     /// The last line.
     pub fn end(&mut self, at: Duration, reason: &EndReason) {
         self.now.end(at.saturating_sub(self.begun), reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_an_older_recording_go_and_no_other_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().join("run");
+        let create = |base: &Path| Files::create(base, SuffixStyle::default(), 1 << 17, Facts::default()).unwrap();
+        let mut files = create(&base);
+        for second in 1..=3 {
+            files.next(Duration::from_secs(second), 1 << 18).unwrap();
+        }
+        drop(files);
+        // A process of that number, another recording, and a part in the middle that is gone.
+        drop(create(&dir.path().join("run.77")));
+        drop(create(&dir.path().join("run2")));
+        let names = |base: &str| {
+            Part::ALL.map(|part| ProfileNames::new(&dir.path().join(base), SuffixStyle::default()).path(part))
+        };
+        let _ = names("run.2").map(|path| std::fs::remove_file(path).ok());
+        let is_there = |base: &str| names(base).iter().any(|path| path.exists());
+        assert!(is_there("run.3") && is_there("run.4"));
+        drop(create(&base));
+        assert!(!is_there("run.3") && !is_there("run.4"));
+        assert!(is_there("run") && is_there("run.77") && is_there("run2"));
     }
 }

@@ -87,7 +87,7 @@ pub struct Args {
     #[arg(long, short)]
     pub verbose: bool,
 
-    /// Print one line at each interval, and say only what goes wrong.
+    /// Print one line at each interval; beside it only what goes wrong, and the lines for the audit.
     #[arg(long, short, conflicts_with = "verbose")]
     pub quiet: bool,
 }
@@ -174,7 +174,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
 
 fn reason(why: &Why) -> EndReason {
     match why {
-        Why::Asked => EndReason::Stopped,
+        Why::Asked | Why::Unwanted => EndReason::Stopped,
         Why::Duration => EndReason::DurationReached,
         Why::Stop(Stop::TargetReplaced) => EndReason::TargetReplaced,
         Why::Stop(Stop::TargetGone | Stop::ShutDown) => EndReason::TargetExited { code: None },

@@ -369,7 +369,7 @@ fn try_record(served: &Arc<Served>, shared: &Shared) -> Result<Ended, Failure> {
     let why = recording.run(&shared.stop, None, &mut keeper);
     let is_idle = keeper.is_idle;
     let reason = match &why {
-        Why::Asked | Why::Duration => EndReason::Stopped,
+        Why::Asked | Why::Duration | Why::Unwanted => EndReason::Stopped,
         Why::Stop(Stop::TargetGone | Stop::ShutDown) => EndReason::TargetExited { code: None },
         Why::Stop(Stop::TargetReplaced) => EndReason::TargetReplaced,
         Why::Stop(other) => EndReason::Failed {
@@ -384,7 +384,8 @@ fn try_record(served: &Arc<Served>, shared: &Shared) -> Result<Ended, Failure> {
         _ => "detached".to_owned(),
     };
     served.detach(&words, is_idle);
-    let (held, done) = hooked.leave(&why, how.verbose);
+    let left = if is_idle { Why::Unwanted } else { why.clone() };
+    let (held, done) = hooked.leave(&left, how.verbose);
     if let Some(held) = held.filter(|_| how.verbose) {
         note(&format!("process {pid}: detached, a thread was held for {held:?}"));
     }
@@ -399,7 +400,7 @@ fn try_record(served: &Arc<Served>, shared: &Shared) -> Result<Ended, Failure> {
             note(&format!("process {pid}: {words}"));
             Ended::Idle
         }
-        Why::Asked | Why::Duration => Ended::Asked,
+        Why::Asked | Why::Duration | Why::Unwanted => Ended::Asked,
     })
 }
 

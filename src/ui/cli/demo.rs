@@ -2,8 +2,10 @@
 
 use super::choose::Started;
 use super::failure::{Failure, code};
+use super::sampling::Period;
 use super::select::DomainArgs;
 use super::{leaks, record};
+use crate::attach::session::DEFAULT_PERIOD;
 use crate::profile::reader::Reader;
 use crate::report::human::Human;
 use crate::report::leaks::Overall;
@@ -101,7 +103,11 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         pid: None,
         duration: Some(args.duration),
         output: base.clone(),
-        sampling: super::sampling::Args::default(),
+        // Auto might raise it, and the verdict be on a part of the time only.
+        sampling: super::sampling::Args {
+            period: Period::Fixed(DEFAULT_PERIOD),
+            ..Default::default()
+        },
         suffix: Default::default(),
         verbose: true,
         quiet: false,

@@ -604,7 +604,7 @@ fn problem(refusal: Refusal) -> Problem {
 fn leave(recording: Recording, why: &Why, verbose: bool) -> Left {
     let pid = recording.session.target.facts.id.pid;
     let reason = match why {
-        Why::Asked => EndReason::Stopped,
+        Why::Asked | Why::Unwanted => EndReason::Stopped,
         Why::Duration => EndReason::DurationReached,
         Why::Stop(Stop::TargetGone | Stop::ShutDown) => EndReason::TargetExited { code: None },
         Why::Stop(Stop::TargetReplaced) => EndReason::TargetReplaced,

@@ -69,9 +69,14 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let reader = Reader::open(args.base.first().map_or(Path::new(""), PathBuf::as_path))?;
     let mut report = report(&reader, &args.own, args.limit, &args.domain)?;
-    report
-        .notes
-        .extend(args.base.first().and_then(|base| part_of(base, &reader)));
+    if let Some(part) = args.base.first().and_then(|base| part_of(base, &reader)) {
+        // Before anything else where a person reads it: the answer is for a part of the time.
+        if args.json || args.quiet {
+            report.notes.push(part);
+        } else {
+            note(&format!("note: {part}"));
+        }
+    }
     for warning in reader.warnings()? {
         note(&format!("warning: {warning}"));
     }
@@ -112,9 +117,30 @@ pub fn part_of(base: &Path, reader: &Reader) -> Option<String> {
     };
     let before = before(base).filter(|before| leads_here(before).is_some());
     let from = before.map(|before| format!("what came before is in {}", name(&before)));
-    let until = next.map(|next| format!("what came then in {next}"));
+    let last = next.as_deref().map(|next| last_part(base, next));
+    let until = match (next, last) {
+        (Some(next), Some(last)) if last == next => Some(format!("what came then in {next}")),
+        (Some(next), Some(last)) => Some(format!("what came then in {next} and so on, the end in {last}")),
+        _ => None,
+    };
     let others: Vec<String> = [from, until].into_iter().flatten().collect();
     (!others.is_empty()).then(|| format!("judged is {} alone; {}", name(base), others.join(", ")))
+}
+
+/// The last part of a recording that goes on from `base` in `next`, as far as the parts are there.
+fn last_part(base: &Path, next: &str) -> String {
+    /// More parts than a recording has.
+    const MOST: usize = 1 << 12;
+    let mut last = next.to_owned();
+    for _ in 0..MOST {
+        let reader = Reader::open(&base.with_file_name(&last)).ok();
+        let next = reader.and_then(|reader| reader.sidecar()?.end.as_ref()?.next.clone());
+        match next {
+            Some(next) if next != last => last = next,
+            _ => break,
+        }
+    }
+    last
 }
 
 /// The part before this one: `run` before `run.2`, `run.2` before `run.3`.

@@ -99,7 +99,7 @@ pub struct Args {
     #[arg(long, short)]
     pub verbose: bool,
 
-    /// Say only that it records and what goes wrong: no progress, no verdict.
+    /// No progress and no verdict: say only that it records and what it has recorded, what goes wrong, and the lines for the audit.
     #[arg(long, short, conflicts_with = "verbose")]
     pub quiet: bool,
 
@@ -272,7 +272,7 @@ fn record_as(
     let why = recording.run(stop, args.limited(), &mut progress);
     let children = progress.end();
     let reason = match &why {
-        Why::Asked => EndReason::Stopped,
+        Why::Asked | Why::Unwanted => EndReason::Stopped,
         Why::Duration => EndReason::DurationReached,
         Why::Stop(stop) => end_reason(stop, program),
     };
@@ -297,7 +297,10 @@ fn record_as(
     }
     report(args, &outcome, &reason, names, &first, &lock(&live).total);
     let failed = match why {
-        Why::Stop(Stop::TargetGone | Stop::TargetReplaced | Stop::ShutDown) | Why::Asked | Why::Duration => None,
+        Why::Stop(Stop::TargetGone | Stop::TargetReplaced | Stop::ShutDown)
+        | Why::Asked
+        | Why::Unwanted
+        | Why::Duration => None,
         Why::Stop(other) => Some(other.describe()),
     };
     let failed = outcome.write_error.as_ref().map(|error| chain(error)).or(failed);

@@ -100,6 +100,8 @@ pub enum Why {
     Asked,
     /// The time is over.
     Duration,
+    /// Nobody looks at it.
+    Unwanted,
     /// It had to.
     Stop(Stop),
 }
@@ -234,6 +236,7 @@ fn leave(session: Session, why: &Why, verbose: bool) -> (Option<Duration>, Resul
         (Why::Stop(stop), Ok(())) => stop.describe(),
         (Why::Duration, Ok(())) => "the requested duration was over".to_owned(),
         (Why::Asked, Ok(())) => "stopped by the user".to_owned(),
+        (Why::Unwanted, Ok(())) => "nobody has asked for its profile for a while".to_owned(),
     };
     audit("detach", &facts, Some(&end));
     done

@@ -15,8 +15,8 @@ const DEFAULT_MMAP: u64 = 1 << 20;
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Mean distance of samples in bytes of allocation, from 1 (every allocation) to 64MiB. Smaller is more precise and
-    /// costs more. `auto`: 128KiB, and longer where that would cost more than --max-overhead; the recording then goes on in
-    /// other files (BASE.2, BASE.3 …), which begin with what is alive.
+    /// costs more. `auto`: 128KiB, and longer where that would cost more than --max-overhead; files that are written then go
+    /// on in others (BASE.2, BASE.3 …), which begin with what is alive.
     #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = parse_period)]
     pub period: Period,
 

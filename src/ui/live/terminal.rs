@@ -160,6 +160,10 @@ impl Terminal {
     /// # Errors
     /// When there is no terminal any more.
     pub fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
+        if !IS_OURS.load(Ordering::Acquire) {
+            // We were stopped, and have not taken it over again.
+            return Ok(());
+        }
         match self.try_draw(draw) {
             Err(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Interrupted) => {
                 self.is_stale = true;
