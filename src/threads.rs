@@ -5,7 +5,7 @@ use std::io;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 /// What helps when there can be no more threads or processes.
-pub const TOO_MANY: &str = "the limit of processes is reached, pyheap's own or its container's (ulimit -u; pids.max of the cgroup): raise it, or run pyheap outside of the container";
+const TOO_MANY: &str = "the limit of processes is reached, pyheap's own or its container's (ulimit -u; pids.max of the cgroup): raise it, or run pyheap outside of the container";
 
 /// Starts a thread.
 ///

@@ -3,7 +3,7 @@
 use super::live::KindCounts;
 use super::rotation::{Past, Rotation};
 use crate::profile::facts::{EndReason, Facts, Losses, MemorySample};
-use crate::profile::names::{Part, ProfileNames, SuffixStyle};
+use crate::profile::names::{self, Part, ProfileNames, SuffixStyle};
 use crate::profile::reader::Reader;
 use crate::profile::writer::{AllocDetail, Frame, ProfileWriter, WriteError};
 use std::collections::BTreeSet;
@@ -47,17 +47,6 @@ pub struct SaveRequest {
 /// In a part's facts: the name of the part before it.
 const CONTINUES: &str = "continues";
 
-/// `run.2` after `run`.
-fn part_after_first(first: &Path, number: impl std::fmt::Display) -> PathBuf {
-    let mut base = first.as_os_str().to_owned();
-    base.push(format!(".{number}"));
-    PathBuf::from(base)
-}
-
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
 /// Removes the later parts of an older recording of that name: they would be taken for parts of the new one. Each says itself
 /// which it continues; a number may also be that of a process.
 fn remove_older_parts(first: &Path) {
@@ -65,7 +54,7 @@ fn remove_older_parts(first: &Path) {
     let Ok(entries) = std::fs::read_dir(directory.unwrap_or(Path::new("."))) else {
         return;
     };
-    let own = name(first);
+    let own = names::last_word(first);
     let number = |file: &str| {
         let (number, _) = file.strip_prefix(&own)?.strip_prefix('.')?.split_once(['.', '_'])?;
         number.parse::<u32>().ok().filter(|number| *number > 1)
@@ -75,18 +64,15 @@ fn remove_older_parts(first: &Path) {
         .filter_map(|entry| number(entry.file_name().to_str()?))
         .collect();
     for number in numbers {
-        let base = part_after_first(first, number);
-        let before = match number {
-            2 => own.clone(),
-            _ => name(&part_after_first(first, number - 1)),
-        };
+        let base = names::numbered(first, number);
+        let before = names::before(&base).map(|before| names::last_word(&before));
         let is_part = Reader::open(&base).is_ok_and(|reader| {
             let facts = reader.sidecar().map(|sidecar| &sidecar.header.facts);
-            facts.is_some_and(|facts| facts.more.get(CONTINUES).and_then(|name| name.as_str()) == Some(&before))
+            facts.is_some_and(|facts| facts.more.get(CONTINUES).and_then(|name| name.as_str()) == before.as_deref())
         });
-        if let Some(names) = ProfileNames::find(&base).filter(|_| is_part) {
+        if let Some(found) = ProfileNames::find(&base).filter(|_| is_part) {
             for part in Part::ALL {
-                let _ = std::fs::remove_file(names.path(part));
+                let _ = std::fs::remove_file(found.path(part));
             }
         }
     }
@@ -148,13 +134,18 @@ impl Files {
     /// When one cannot be written or the other not created.
     pub fn next(&mut self, at: Duration, period: u64) -> Result<(), WriteError> {
         let first = ProfileNames::new(&self.base, self.style);
-        let base = part_after_first(first.base(), self.parts + 1);
+        let base = names::numbered(first.base(), self.parts + 1);
         let mut facts = self.facts.clone();
-        let before = name(self.now.names().base());
+        let before = names::last_word(self.now.names().base());
         facts.more.insert(CONTINUES.to_owned(), before.into());
         let start = self.started + at;
         let next = ProfileWriter::create(&base, self.style, start, period, &facts)?;
-        self.end(at, &EndReason::Continued { next: name(&base) });
+        self.end(
+            at,
+            &EndReason::Continued {
+                next: names::last_word(&base),
+            },
+        );
         self.now.flush()?;
         self.events_before += self.now.event_count();
         self.past.add(self.now.names().clone(), self.now.written_bytes());

@@ -550,6 +550,25 @@ impl Recorder {
         }
     }
 
+    /// Ends the thread that looks at survivors, and takes what it knows.
+    fn end_looking(&mut self) -> Option<Looker> {
+        self.stop_looking.store(true, Ordering::Release);
+        let looker = self.looker.take()?;
+        looker.thread().unpark();
+        looker.join().ok()
+    }
+
+    /// Has the last records taken and resolved, and ends the threads that do so.
+    fn end_draining(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.to_resolver = None;
+        if let Some(drain) = self.drain.take() {
+            drain.thread().unpark();
+            let _ = drain.join();
+        }
+        let _ = self.resolver.take().map(JoinHandle::join);
+    }
+
     /// Ends the recording: takes the last records, and closes the files with `reason`. The hooks are still in the target.
     ///
     /// # Panics
@@ -557,11 +576,7 @@ impl Recorder {
     pub fn finish(mut self, session: &Session, reason: &EndReason) -> Outcome {
         self.note_pause();
         self.note_memory();
-        self.stop_looking.store(true, Ordering::Release);
-        let mut looker = self.looker.take().and_then(|looker| {
-            looker.thread().unpark();
-            looker.join().ok()
-        });
+        let mut looker = self.end_looking();
         // First while records still come; then, as long as the last of them are on their way; then what is left.
         if let Some(looker) = &mut looker {
             looker.catch_up(CATCH_UP, CATCH_UP_WITHIN);
@@ -571,13 +586,7 @@ impl Recorder {
             if let Some(looker) = &mut looker {
                 let _ = threads::start_in(scope, "types", || looker.hurry(&all_here));
             }
-            self.stop.store(true, Ordering::Release);
-            self.to_resolver = None;
-            if let Some(drain) = self.drain.take() {
-                drain.thread().unpark();
-                let _ = drain.join();
-            }
-            let _ = self.resolver.take().map(JoinHandle::join);
+            self.end_draining();
             all_here.store(true, Ordering::Release);
         });
         let elapsed = self.elapsed();
@@ -608,19 +617,10 @@ impl Drop for Recorder {
     /// Ends what [`Recorder::finish`] has not ended: a thread that goes on could be the one too many for the process that takes the
     /// hooks out.
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.stop_looking.store(true, Ordering::Release);
-        (self.to_resolver, self.to_writer) = (None, None);
-        if let Some(drain) = self.drain.take() {
-            drain.thread().unpark();
-            let _ = drain.join();
-        }
-        let _ = self.resolver.take().map(JoinHandle::join);
+        let _ = self.end_looking();
+        self.end_draining();
+        self.to_writer = None;
         let _ = self.writer.take().map(JoinHandle::join);
-        if let Some(looker) = self.looker.take() {
-            looker.thread().unpark();
-            let _ = looker.join();
-        }
     }
 }
 

@@ -140,6 +140,33 @@ impl ProfileNames {
     }
 }
 
+/// A base without its directory: what a file says of the part before or after it.
+#[must_use]
+pub fn last_word(base: &Path) -> String {
+    base.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// The part of this number of the recording `first`: `run.2` of `run`.
+#[must_use]
+pub fn numbered(first: &Path, number: u32) -> PathBuf {
+    let mut base = first.as_os_str().to_owned();
+    base.push(format!(".{number}"));
+    PathBuf::from(base)
+}
+
+/// The part before this one, if it were one: `run` before `run.2`, `run.2` before `run.3`.
+#[must_use]
+pub fn before(base: &Path) -> Option<PathBuf> {
+    let name = base.file_name()?.to_str()?;
+    let (first, number) = name.rsplit_once('.')?;
+    let first = base.with_file_name(first);
+    match number.parse::<u32>().ok()? {
+        0 | 1 => None,
+        2 => Some(first),
+        number => Some(numbered(&first, number - 1)),
+    }
+}
+
 /// `run._hpd` → `run` and its spelling, if it is the name of a part.
 fn split(given: &Path) -> Option<(PathBuf, SuffixStyle)> {
     let extension = given.extension()?.to_str()?;

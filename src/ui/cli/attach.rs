@@ -9,7 +9,6 @@ use crate::attach::process::MemoryUse;
 use crate::attach::{Session, Target};
 use crate::collect::recorder::{Saved, losses};
 use crate::collect::{Stop, resolve};
-use crate::profile::facts::EndReason;
 use crate::report::human::{self, Human};
 use crate::report::leaks::memory::Limit;
 use crate::report::leaks::render::headline;
@@ -142,7 +141,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         }
     };
     let last = lock(&watch).picture(recording.recorder.elapsed());
-    let (outcome, hooked) = recording.finish(&reason(&why));
+    let (outcome, hooked) = recording.finish(&why.reason());
     let (_, cured) = hooked.leave(&why, args.verbose);
     if !args.quiet {
         if let Some(report) = report.filter(|report| report.is_long_enough) {
@@ -169,18 +168,6 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         _ => output_error.map_or(Ok(()), |error| {
             Err(Failure::failed(format!("cannot write the view: {error}")).into())
         }),
-    }
-}
-
-fn reason(why: &Why) -> EndReason {
-    match why {
-        Why::Asked | Why::Unwanted => EndReason::Stopped,
-        Why::Duration => EndReason::DurationReached,
-        Why::Stop(Stop::TargetReplaced) => EndReason::TargetReplaced,
-        Why::Stop(Stop::TargetGone | Stop::ShutDown) => EndReason::TargetExited { code: None },
-        Why::Stop(other) => EndReason::Failed {
-            error: other.describe(),
-        },
     }
 }
 

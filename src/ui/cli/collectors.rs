@@ -12,7 +12,6 @@ use crate::attach::{AttachError, FindError, Refusal, Session, candidates, prefli
 use crate::collect::recorder::losses;
 use crate::collect::resolve::lock as lock_live;
 use crate::collect::{Files, Stop};
-use crate::profile::facts::EndReason;
 use crate::profile::names::SuffixStyle;
 use crate::report::human::Human;
 use crate::serve::heap::Heap;
@@ -366,26 +365,20 @@ fn try_record(served: &Arc<Served>, shared: &Shared) -> Result<Ended, Failure> {
         idle: how.idle,
         is_idle: false,
     };
-    let why = recording.run(&shared.stop, None, &mut keeper);
-    let is_idle = keeper.is_idle;
-    let reason = match &why {
-        Why::Asked | Why::Duration | Why::Unwanted => EndReason::Stopped,
-        Why::Stop(Stop::TargetGone | Stop::ShutDown) => EndReason::TargetExited { code: None },
-        Why::Stop(Stop::TargetReplaced) => EndReason::TargetReplaced,
-        Why::Stop(other) => EndReason::Failed {
-            error: other.describe(),
-        },
+    let why = match recording.run(&shared.stop, None, &mut keeper) {
+        Why::Asked if keeper.is_idle => Why::Unwanted,
+        why => why,
     };
+    let reason = why.reason();
     let (outcome, hooked) = recording.finish(&reason);
     (shared.at_end)(served);
     let words = match (&why, how.idle) {
         (Why::Stop(stop), _) => stop.describe(),
-        (_, Some(idle)) if is_idle => format!("nobody has asked for {}: detached until somebody does", Human(idle)),
+        (Why::Unwanted, Some(idle)) => format!("nobody has asked for {}: detached until somebody does", Human(idle)),
         _ => "detached".to_owned(),
     };
-    served.detach(&words, is_idle);
-    let left = if is_idle { Why::Unwanted } else { why.clone() };
-    let (held, done) = hooked.leave(&left, how.verbose);
+    served.detach(&words, why == Why::Unwanted);
+    let (held, done) = hooked.leave(&why, how.verbose);
     if let Some(held) = held.filter(|_| how.verbose) {
         note(&format!("process {pid}: detached, a thread was held for {held:?}"));
     }
@@ -396,11 +389,11 @@ fn try_record(served: &Arc<Served>, shared: &Shared) -> Result<Ended, Failure> {
     Ok(match why {
         Why::Stop(Stop::TargetGone | Stop::TargetReplaced | Stop::ShutDown) => Ended::Gone(words),
         Why::Stop(other) => Ended::Failed(code::FAILED, other.describe()),
-        Why::Asked | Why::Duration if is_idle => {
+        Why::Unwanted => {
             note(&format!("process {pid}: {words}"));
             Ended::Idle
         }
-        Why::Asked | Why::Duration | Why::Unwanted => Ended::Asked,
+        Why::Asked | Why::Duration => Ended::Asked,
     })
 }
 

@@ -14,7 +14,7 @@ use crate::attach::{AttachError, FindError, Refusal, Session, candidates, prefli
 use crate::collect::live::Estimate;
 use crate::collect::resolve::lock;
 use crate::collect::{Files, Stop};
-use crate::profile::facts::{EndReason, Losses};
+use crate::profile::facts::Losses;
 use crate::profile::names::SuffixStyle;
 use crate::threads;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
@@ -603,15 +603,7 @@ fn problem(refusal: Refusal) -> Problem {
 /// Ends a recording.
 fn leave(recording: Recording, why: &Why, verbose: bool) -> Left {
     let pid = recording.session.target.facts.id.pid;
-    let reason = match why {
-        Why::Asked | Why::Unwanted => EndReason::Stopped,
-        Why::Duration => EndReason::DurationReached,
-        Why::Stop(Stop::TargetGone | Stop::ShutDown) => EndReason::TargetExited { code: None },
-        Why::Stop(Stop::TargetReplaced) => EndReason::TargetReplaced,
-        Why::Stop(other) => EndReason::Failed {
-            error: other.describe(),
-        },
-    };
+    let reason = why.reason();
     let is_over = matches!(why, Why::Stop(Stop::TargetGone | Stop::TargetReplaced | Stop::ShutDown));
     let live = Arc::clone(&recording.recorder.live);
     let (outcome, hooked) = recording.finish(&reason);

@@ -7,7 +7,7 @@ use super::heap::Growth;
 use super::select::DomainArgs;
 use crate::profile::facts::MemorySample;
 use crate::profile::model::StackFrame;
-use crate::profile::names::ProfileNames;
+use crate::profile::names::{self, ProfileNames};
 use crate::profile::reader::Reader;
 use crate::report::filter::{Counted, Filters};
 use crate::report::leaks::memory::Limit;
@@ -71,9 +71,9 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let mut report = report(&reader, &args.own, args.limit, &args.domain)?;
     if let Some(part) = args.base.first().and_then(|base| part_of(base, &reader)) {
         // Before anything else where a person reads it: the answer is for a part of the time.
-        if args.json || args.quiet {
+        if args.json {
             report.notes.push(part);
-        } else {
+        } else if !args.quiet {
             note(&format!("note: {part}"));
         }
     }
@@ -106,17 +106,16 @@ fn growth(args: &Args, reader: &Reader) -> Option<Growth> {
 /// What is judged, where a recording has several parts (its period was raised, or its files were rotated): one part is, the one that
 /// was named, and what it began with counts as kept from its beginning on.
 pub fn part_of(base: &Path, reader: &Reader) -> Option<String> {
-    let names = ProfileNames::find(base)?;
-    let base = names.base();
+    let found = ProfileNames::find(base)?;
+    let base = found.base();
     let next = reader.sidecar().and_then(|sidecar| sidecar.end.as_ref()?.next.clone());
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     // A number may also be that of a process.
     let leads_here = |before: &PathBuf| {
         let end = Reader::open(before).ok()?.sidecar()?.end.clone()?;
-        (end.next? == name(base)).then_some(())
+        (end.next? == names::last_word(base)).then_some(())
     };
-    let before = before(base).filter(|before| leads_here(before).is_some());
-    let from = before.map(|before| format!("what came before is in {}", name(&before)));
+    let before = names::before(base).filter(|before| leads_here(before).is_some());
+    let from = before.map(|before| format!("what came before is in {}", names::last_word(&before)));
     let last = next.as_deref().map(|next| last_part(base, next));
     let until = match (next, last) {
         (Some(next), Some(last)) if last == next => Some(format!("what came then in {next}")),
@@ -124,7 +123,7 @@ pub fn part_of(base: &Path, reader: &Reader) -> Option<String> {
         _ => None,
     };
     let others: Vec<String> = [from, until].into_iter().flatten().collect();
-    (!others.is_empty()).then(|| format!("judged is {} alone; {}", name(base), others.join(", ")))
+    (!others.is_empty()).then(|| format!("judged is {} alone; {}", names::last_word(base), others.join(", ")))
 }
 
 /// The last part of a recording that goes on from `base` in `next`, as far as the parts are there.
@@ -141,17 +140,6 @@ fn last_part(base: &Path, next: &str) -> String {
         }
     }
     last
-}
-
-/// The part before this one: `run` before `run.2`, `run.2` before `run.3`.
-fn before(base: &Path) -> Option<PathBuf> {
-    let name = base.file_name()?.to_str()?;
-    let (first, number) = name.rsplit_once('.')?;
-    Some(match number.parse::<u32>().ok()? {
-        0 | 1 => return None,
-        2 => base.with_file_name(first),
-        number => base.with_file_name(format!("{first}.{}", number - 1)),
-    })
 }
 
 /// The verdict on a profile, or on these domains of it.

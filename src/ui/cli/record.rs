@@ -272,9 +272,8 @@ fn record_as(
     let why = recording.run(stop, args.limited(), &mut progress);
     let children = progress.end();
     let reason = match &why {
-        Why::Asked | Why::Unwanted => EndReason::Stopped,
-        Why::Duration => EndReason::DurationReached,
-        Why::Stop(stop) => end_reason(stop, program),
+        Why::Stop(Stop::TargetGone) => end_of_target(program),
+        why => why.reason(),
     };
     let is_gone = matches!(why, Why::Stop(Stop::TargetGone | Stop::TargetReplaced));
     let program_left = program_name.filter(|_| !is_gone);
@@ -463,21 +462,13 @@ fn progress(args: &Args, recorder: &Recorder) -> String {
     )
 }
 
-fn end_reason(stop: &Stop, program: Option<&mut Started>) -> EndReason {
-    match stop {
-        Stop::TargetGone => {
-            let status = program.and_then(|program| program.wait_for_end());
-            match status.and_then(|status| status.signal()) {
-                Some(signal) => EndReason::TargetKilled { signal },
-                None => EndReason::TargetExited {
-                    code: status.and_then(|status| status.code()),
-                },
-            }
-        }
-        Stop::TargetReplaced => EndReason::TargetReplaced,
-        Stop::ShutDown => EndReason::TargetExited { code: None },
-        other => EndReason::Failed {
-            error: other.describe(),
+/// How the target has ended, as far as it can be told: of a program that we have started.
+fn end_of_target(program: Option<&mut Started>) -> EndReason {
+    let status = program.and_then(|program| program.wait_for_end());
+    match status.and_then(|status| status.signal()) {
+        Some(signal) => EndReason::TargetKilled { signal },
+        None => EndReason::TargetExited {
+            code: status.and_then(|status| status.code()),
         },
     }
 }

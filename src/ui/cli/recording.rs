@@ -106,6 +106,22 @@ pub enum Why {
     Stop(Stop),
 }
 
+impl Why {
+    /// What the files say of it.
+    #[must_use]
+    pub fn reason(&self) -> EndReason {
+        match self {
+            Self::Asked | Self::Unwanted => EndReason::Stopped,
+            Self::Duration => EndReason::DurationReached,
+            Self::Stop(Stop::TargetReplaced) => EndReason::TargetReplaced,
+            Self::Stop(Stop::TargetGone | Stop::ShutDown) => EndReason::TargetExited { code: None },
+            Self::Stop(other) => EndReason::Failed {
+                error: other.describe(),
+            },
+        }
+    }
+}
+
 impl Recording {
     /// Begins to record an attached process, into what `files` makes. `tap` sees all events. When something fails, the
     /// process is left as it was.
