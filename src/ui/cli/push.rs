@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = units::parse_duration)]
     pub every: Duration,
 
-    /// Send the token in this file with each profile (`Authorization: Bearer TOKEN`).
+    /// Send the token in this file, 8 to 4096 printable characters, with each profile (`Authorization: Bearer TOKEN`).
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 

@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long)]
     pub allow_remote: bool,
 
-    /// Answer only who sends the token in this file (`Authorization: Bearer TOKEN`, or as password of user `pyheap`).
+    /// Answer only who sends the token in this file, 8 to 4096 printable characters (`Authorization: Bearer TOKEN`, or as password of user `pyheap`).
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 

@@ -62,7 +62,7 @@ pub struct Long {
     #[arg(long, value_name = "TIME/BYTES", value_parser = parse_rotate)]
     pub rotate: Option<Rotate>,
 
-    /// Keep so many recordings in a row, the present one included; older files are removed.
+    /// With --rotate: keep so many recordings in a row, the present one included; older files are removed.
     #[arg(long, value_name = "N", requires = "rotate", value_parser = clap::value_parser!(u32).range(1..))]
     pub keep: Option<u32>,
 

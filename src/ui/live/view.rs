@@ -597,7 +597,7 @@ verdict     judged as by `pyheap leaks`, since the attach or the last new period
 ↑ ↓ j k PgUp PgDn g G   select        ⏎ space → ←   open: who calls it; close
 o > <  1 … 5            sort by       r             the other way round
 t Tab                   rows: lines, functions, files, threads
-/                       rows with a text; Esc shows all
+/                       rows with a text; Esc in the table shows all
 b                       baseline: from now on the change is shown (CHANGE)
 B                       no baseline   c             close all
 p                       pause what is shown; the recording goes on
